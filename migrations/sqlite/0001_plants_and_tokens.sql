@@ -1,0 +1,20 @@
+-- Times are milliseconds since 1970 in UTC. A token is never deleted, so that a plant always knows who added it.
+
+CREATE TABLE tokens (
+    id           INTEGER PRIMARY KEY,
+    name         TEXT    NOT NULL UNIQUE,
+    digest       BLOB    NOT NULL UNIQUE,
+    rate_limit   INTEGER,
+    created_at   INTEGER NOT NULL,
+    expires_at   INTEGER,
+    revoked_at   INTEGER,
+    last_used_at INTEGER
+) STRICT;
+
+CREATE TABLE plants (
+    id       INTEGER PRIMARY KEY,
+    name     TEXT    NOT NULL,
+    tag      TEXT,
+    added_at INTEGER NOT NULL,
+    added_by INTEGER NOT NULL REFERENCES tokens (id)
+) STRICT;

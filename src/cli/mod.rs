@@ -1,0 +1,126 @@
+//! The command line: what was typed, completed from the environment and the file, becomes a command.
+//! Exit codes: 0 done, 1 failed, 2 wrong usage.
+
+mod openapi;
+mod serve;
+mod token;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// Adds plants over HTTP. A 200 means the plant is on disk; sending it again is always safe.
+#[derive(Debug, Parser)]
+#[command(name = "plantstore", version)]
+struct Cli {
+    /// A TOML file with settings of `serve`; a flag or a variable goes before it
+    #[arg(long, env = "PLANTSTORE_CONFIG", global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Subcommands,
+}
+
+#[derive(Debug, Subcommand)]
+enum Subcommands {
+    /// Run the service
+    Serve(serve::Serve),
+    /// Make, list and revoke tokens, also while the service runs
+    #[command(subcommand)]
+    Token(token::TokenCommand),
+    /// Print the description of the interface (OpenAPI, YAML)
+    Openapi,
+}
+
+/// Parses, runs, prints an error once.
+pub fn run() -> ExitCode {
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(usage) => usage.exit(),
+    };
+    let done = match cli.command {
+        Subcommands::Serve(serve) => serve.run(),
+        Subcommands::Token(token) => token.run(),
+        Subcommands::Openapi => openapi::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("plantstore: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Parses twice when there is a file: its values become the defaults of the second time, and so are
+/// read, checked and overruled exactly as what is typed.
+fn parse() -> Result<Cli, clap::Error> {
+    let typed = Cli::from_arg_matches(&Cli::command().try_get_matches()?)?;
+    let Some(path) = typed.config else {
+        return Ok(typed);
+    };
+    let wrong_usage = |problem: String| {
+        let problem = format!("{}: {problem}", path.display());
+        Cli::command().error(ErrorKind::InvalidValue, problem)
+    };
+    let file = read_settings(&path).map_err(wrong_usage)?;
+    let matches = with_defaults(Cli::command(), &file).try_get_matches();
+    // The first time went well, so whatever is wrong now stands in the file.
+    let matches = matches.map_err(|error| wrong_usage(first_sentence(&error)))?;
+    Cli::from_arg_matches(&matches)
+}
+
+fn read_settings(path: &Path) -> Result<HashMap<String, String>, String> {
+    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let line = error
+            .span()
+            .map(|span| text[..span.start].lines().count().max(1));
+        let line = line
+            .map(|line| format!(" (line {line})"))
+            .unwrap_or_default();
+        format!("{}{line}", error.message())
+    })?;
+    let known = setting_names();
+    table
+        .into_iter()
+        .map(|(key, value)| match value {
+            _ if !known.contains(&key) => Err(format!(
+                "there is no setting `{key}`; the settings are {}",
+                known.join(", ")
+            )),
+            toml::Value::String(text) => Ok((key, text)),
+            toml::Value::Integer(number) => Ok((key, number.to_string())),
+            _ => Err(format!("`{key}` must be a string or a whole number")),
+        })
+        .collect()
+}
+
+/// The keys of the file: whatever `serve` takes from the environment too.
+fn setting_names() -> Vec<String> {
+    let cli = Cli::command();
+    let serve = cli.find_subcommand("serve").expect("serve is a command");
+    let from_environment = serve.get_arguments().filter(|arg| arg.get_env().is_some());
+    from_environment
+        .map(|arg| arg.get_id().to_string())
+        .collect()
+}
+
+fn with_defaults(command: Command, file: &HashMap<String, String>) -> Command {
+    command
+        .mut_args(|arg| match file.get(arg.get_id().as_str()) {
+            Some(value) => arg.default_value(value.clone()),
+            None => arg,
+        })
+        .mut_subcommands(|subcommand| with_defaults(subcommand, file))
+}
+
+fn first_sentence(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    line.trim_start_matches("error: ").to_owned()
+}

@@ -1,0 +1,224 @@
+//! `plantstore token create | list | revoke`, beside a running server or without one.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::config::{StoreSettings, duration};
+use crate::store::{NewToken, Store, TokenRecord};
+use crate::token::Token;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum TokenCommand {
+    /// Make a token and print it, this once, on standard output
+    Create(Create),
+    /// List the tokens: what they are called and since when, never what they are
+    List(List),
+    /// Revoke a token for good; within a second no server takes it any more
+    Revoke(Revoke),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Create {
+    /// What to call it: unique, letters, digits and . _ @ -
+    #[arg(value_parser = token_name)]
+    name: String,
+
+    /// When it stops working, such as 90d or 12h; never, unless given
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    expires_in: Option<Duration>,
+
+    /// How many requests a second it may make on each server; as many as it likes, unless given
+    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate_limit: Option<u32>,
+
+    #[command(flatten)]
+    store: StoreSettings,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct List {
+    /// One JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    store: StoreSettings,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Revoke {
+    /// The name it was created with
+    name: String,
+
+    #[command(flatten)]
+    store: StoreSettings,
+}
+
+impl TokenCommand {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        match self {
+            Self::Create(create) => create.run(),
+            Self::List(list) => list.run(),
+            Self::Revoke(revoke) => revoke.run(),
+        }
+    }
+}
+
+impl Create {
+    fn run(self) -> anyhow::Result<()> {
+        let expires_at = match self.expires_in {
+            Some(time) => Some(
+                Timestamp::now()
+                    .checked_add(time)
+                    .context("that is too far away")?,
+            ),
+            None => None,
+        };
+        let token = Token::generate().context("cannot get random numbers")?;
+        let created = Store::open_or_create(&self.store.store)?.create_token(&NewToken {
+            name: &self.name,
+            digest: token.digest(),
+            expires_at,
+            rate_limit: self.rate_limit,
+        })?;
+        if created.is_none() {
+            bail!(
+                "there is a token named {} already; choose another name",
+                self.name
+            );
+        }
+        print(&format!("{}\n", token.reveal()))
+    }
+}
+
+impl List {
+    fn run(self) -> anyhow::Result<()> {
+        let tokens = Store::open(&self.store.store)?.tokens()?;
+        let mut text = String::new();
+        if self.json {
+            for token in &tokens {
+                text += &serde_json::to_string(&Listed::from(token))?;
+                text.push('\n');
+            }
+        } else {
+            let head = [
+                "NAME",
+                "STATE",
+                "CREATED",
+                "LAST USED",
+                "EXPIRES",
+                "RATE LIMIT",
+            ];
+            let rows = tokens.iter().map(row);
+            text = table(
+                std::iter::once(head.map(str::to_owned))
+                    .chain(rows)
+                    .collect(),
+            );
+        }
+        print(&text)
+    }
+}
+
+impl Revoke {
+    fn run(self) -> anyhow::Result<()> {
+        let name = self.name;
+        match Store::open(&self.store.store)?.revoke_token(&name)? {
+            Some(true) => eprintln!("{name} is revoked"),
+            Some(false) => eprintln!("{name} was revoked before"),
+            None => bail!("there is no token named {name}; `plantstore token list` shows them"),
+        }
+        Ok(())
+    }
+}
+
+/// A token in JSON.
+#[derive(Serialize)]
+struct Listed<'a> {
+    name: &'a str,
+    state: &'static str,
+    created_at: String,
+    last_used_at: Option<String>,
+    expires_at: Option<String>,
+    revoked_at: Option<String>,
+    rate_limit: Option<u32>,
+}
+
+impl<'a> From<&'a TokenRecord> for Listed<'a> {
+    fn from(token: &'a TokenRecord) -> Self {
+        Self {
+            name: &token.name,
+            state: state(token),
+            created_at: token.created_at.to_string(),
+            last_used_at: token.last_used_at.map(|time| time.to_string()),
+            expires_at: token.expires_at.map(|time| time.to_string()),
+            revoked_at: token.revoked_at.map(|time| time.to_string()),
+            rate_limit: token.rate_limit,
+        }
+    }
+}
+
+fn row(token: &TokenRecord) -> [String; 6] {
+    let time = |time: Option<Timestamp>| match time {
+        Some(time) => time.strftime("%Y-%m-%d %H:%M UTC").to_string(),
+        None => "-".to_owned(),
+    };
+    [
+        token.name.to_string(),
+        state(token).to_owned(),
+        time(Some(token.created_at)),
+        time(token.last_used_at),
+        time(token.expires_at),
+        token
+            .rate_limit
+            .map_or_else(|| "-".to_owned(), |limit| format!("{limit}/s")),
+    ]
+}
+
+fn state(token: &TokenRecord) -> &'static str {
+    match (token.revoked_at, token.expires_at) {
+        (Some(_), _) => "revoked",
+        (None, Some(end)) if end <= Timestamp::now() => "expired",
+        _ => "active",
+    }
+}
+
+/// Columns as wide as their widest cell; names are ASCII, so characters are columns.
+fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
+    let mut widths = [0; N];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.len().max(*width);
+        }
+    }
+    let line = |row: [String; N]| {
+        let cells = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        format!("{}\n", line.trim_end())
+    };
+    rows.into_iter().map(line).collect()
+}
+
+/// A name that can stand in a log and on a command line as it is.
+fn token_name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
+    if (1..=64).contains(&text.len()) && text.chars().all(allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    io::stdout()
+        .write_all(text.as_bytes())
+        .context("cannot write to standard output")
+}

@@ -1,0 +1,120 @@
+//! Every setting, once: its flag, its variable, its key in the file, its default and its help. What
+//! has been parsed into `Settings` is valid.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Args;
+use jiff::{SignedDuration, Span, SpanRelativeTo};
+
+use crate::store::Location;
+
+/// Where the store is: for every command.
+#[derive(Debug, Clone, Args)]
+pub struct StoreSettings {
+    /// Where plants and tokens are kept: sqlite:PATH
+    #[arg(long, env = "PLANTSTORE_STORE", default_value = "sqlite:plantstore.db")]
+    pub store: Location,
+}
+
+/// What `serve` can be told.
+#[derive(Debug, Clone, Args)]
+pub struct Settings {
+    /// The address of the public listener
+    #[arg(long, env = "PLANTSTORE_LISTEN", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+
+    #[command(flatten)]
+    #[allow(
+        missing_docs,
+        reason = "a doc comment here would replace the help of serve"
+    )]
+    pub store: StoreSettings,
+
+    /// The largest request body, in bytes
+    #[arg(long, env = "PLANTSTORE_MAX_BODY_BYTES", default_value = "1048576",
+          value_parser = count(1..=64 << 20))]
+    pub max_body_bytes: usize,
+
+    /// The most connections at a time; more wait to be accepted
+    #[arg(long, env = "PLANTSTORE_MAX_CONNECTIONS", default_value = "1024",
+          value_parser = count(1..=1 << 20))]
+    pub max_connections: usize,
+
+    /// The most plants waiting for the store; more are answered 503
+    #[arg(long, env = "PLANTSTORE_MAX_QUEUE", default_value = "4096",
+          value_parser = count(1..=1 << 20))]
+    pub max_queue: usize,
+
+    /// How long the head of a request may take to arrive
+    #[arg(long, env = "PLANTSTORE_HEADER_TIMEOUT", default_value = "10s", value_parser = duration)]
+    pub header_timeout: Duration,
+
+    /// How long the body of a request may take to arrive
+    #[arg(long, env = "PLANTSTORE_BODY_TIMEOUT", default_value = "30s", value_parser = duration)]
+    pub body_timeout: Duration,
+
+    /// How long a connection may be idle, or a client take nothing of its answer
+    #[arg(long, env = "PLANTSTORE_IDLE_TIMEOUT", default_value = "75s", value_parser = duration)]
+    pub idle_timeout: Duration,
+
+    /// How long an add waits for the store before it is answered 503
+    #[arg(long, env = "PLANTSTORE_STORE_TIMEOUT", default_value = "10s", value_parser = duration)]
+    pub store_timeout: Duration,
+
+    /// How long what is in flight may take to end after SIGTERM or ctrl-c
+    #[arg(long, env = "PLANTSTORE_DRAIN_TIMEOUT", default_value = "20s", value_parser = duration)]
+    pub drain_timeout: Duration,
+
+    /// How much is logged: error, warn, info (a line a request), debug
+    #[arg(long, env = "PLANTSTORE_LOG_LEVEL", default_value = "info")]
+    pub log_level: tracing_subscriber::filter::LevelFilter,
+}
+
+/// A whole number within a range.
+fn count(
+    range: std::ops::RangeInclusive<u64>,
+) -> impl clap::builder::TypedValueParser<Value = usize> + Clone {
+    use clap::builder::{RangedU64ValueParser, TypedValueParser};
+    RangedU64ValueParser::<u64>::new()
+        .range(range)
+        .map(|number| usize::try_from(number).unwrap_or(usize::MAX))
+}
+
+/// A span of time such as `500ms`, `10s`, `1m30s` or `90d`; a day is 24 hours.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let hint = || "expected a time such as 500ms, 10s, 2m or 90d".to_owned();
+    let span: Span = text.parse().map_err(|_| hint())?;
+    let duration: SignedDuration = span
+        .to_duration(SpanRelativeTo::days_are_24_hours())
+        .map_err(|_| hint())?;
+    match Duration::try_from(duration) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err(hint()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        let seconds = |text| duration(text).map(|duration| duration.as_secs_f64());
+        assert_eq!(seconds("500ms"), Ok(0.5));
+        assert_eq!(seconds("10s"), Ok(10.0));
+        assert_eq!(seconds("1m30s"), Ok(90.0));
+        assert_eq!(seconds("90d"), Ok(90.0 * 86400.0));
+        for bad in [
+            "",
+            "0s",
+            "-1s",
+            "10",
+            "1mo",
+            "soon",
+            "99999999999999999999s",
+        ] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

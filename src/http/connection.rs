@@ -1,0 +1,56 @@
+//! One connection: hyper speaks HTTP/1.1 on a `Stream`, the router answers.
+
+use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::http::stream::{Deadlines, Phase, Stream};
+
+/// The most bytes of a request line and its headers.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// Serves one connection until either side ends it, or until `stop` changes and what is in flight has
+/// been answered.
+pub async fn serve(
+    stream: TcpStream,
+    router: Router,
+    deadlines: Deadlines,
+    mut stop: watch::Receiver<()>,
+) {
+    let phase = Phase::default();
+    let stream = Stream::new(stream, deadlines, phase.clone());
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |request: Request<Incoming>| {
+        phase.answering();
+        let phase = phase.clone();
+        let response = router.call(request);
+        async move {
+            let response = response.await;
+            phase.idle();
+            response
+        }
+    });
+    let connection = http1::Builder::new()
+        // A peer that has sent all it wants to send still gets its answer.
+        .half_close(true)
+        .max_buf_size(4 * HEAD_BYTES_MAX)
+        .max_header_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        _ = stop.changed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}

@@ -1,0 +1,116 @@
+//! `POST /plants`, whole: a body that is read within its limits, a plant, an answer.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRef, FromRequest, Request, State};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+
+use crate::http::auth::Caller;
+use crate::http::error::{ApiError, Kind};
+use crate::plant::{NewPlant, Plant};
+use crate::writer::Writer;
+
+/// Adds a plant. Extractors run in order: a stranger's body is never read.
+pub async fn create_plant(
+    State(writer): State<Writer>,
+    caller: Caller,
+    JsonBody(body): JsonBody,
+) -> Result<Created, ApiError> {
+    let plant = NewPlant::from_json(&body)?;
+    Ok(Created(writer.add(plant, caller.token).await?))
+}
+
+/// The 200: the plant is on disk.
+pub struct Created(Plant);
+
+impl IntoResponse for Created {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self.0).expect("two strings can be written as JSON");
+        let mut response = Body::from(body).into_response();
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    }
+}
+
+/// How much body is read, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyLimits {
+    /// The largest body.
+    pub bytes_max: usize,
+    /// From the end of the head to the end of the body.
+    pub timeout: Duration,
+}
+
+/// The bytes of a body that says it is JSON.
+pub struct JsonBody(Bytes);
+
+impl<S> FromRequest<S> for JsonBody
+where
+    S: Send + Sync,
+    BodyLimits: FromRef<S>,
+{
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let limits = BodyLimits::from_ref(state);
+        check_media_type(request.headers())?;
+        if declared_len(request.headers()).is_some_and(|len| len > limits.bytes_max) {
+            return Err(too_large(limits));
+        }
+        let body = Limited::new(request.into_body(), limits.bytes_max).collect();
+        match tokio::time::timeout(limits.timeout, body).await {
+            Ok(Ok(body)) => Ok(Self(body.to_bytes())),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(limits)),
+            Ok(Err(_)) => Err(ApiError::new(
+                Kind::NotHttp,
+                "The body ended early or its chunks are malformed; send the request again whole.",
+            )),
+            Err(_) => Err(ApiError::new(
+                Kind::TooSlow,
+                format!(
+                    "The body did not arrive within {} s; send the request again.",
+                    limits.timeout.as_secs_f64()
+                ),
+            )),
+        }
+    }
+}
+
+fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let refuse = |message| Err(ApiError::new(Kind::NotJsonType, message));
+
+    let mut types = headers.get_all(CONTENT_TYPE).iter();
+    let (Some(content_type), None) = (types.next(), types.next()) else {
+        return refuse("Give one Content-Type: application/json.");
+    };
+    // Parameters such as charset change nothing: JSON is UTF-8.
+    let essence = content_type.as_bytes().split(|&byte| byte == b';').next();
+    let essence = essence.unwrap_or_default().trim_ascii();
+    if !essence.eq_ignore_ascii_case(b"application/json") {
+        return refuse("The Content-Type must be application/json.");
+    }
+    let encoded = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if encoded {
+        return refuse("The body must not be encoded; leave Content-Encoding out.");
+    }
+    Ok(())
+}
+
+fn declared_len(headers: &HeaderMap) -> Option<usize> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn too_large(limits: BodyLimits) -> ApiError {
+    ApiError::new(
+        Kind::BodyTooLarge,
+        format!("The body is larger than {} bytes.", limits.bytes_max),
+    )
+}

@@ -1,0 +1,265 @@
+//! The catalogue of errors: the only file that knows their numbers, statuses and sentences. What it
+//! says stands in `openapi.yaml` and `docs/errors.md` too, and a test holds the three together.
+
+use std::borrow::Cow;
+
+use axum::Extension;
+use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::plant::Invalid;
+use crate::store::StoreError;
+use crate::writer::AddError;
+
+macro_rules! catalogue {
+    ($($kind:ident = $number:literal $when:literal,)+) => {
+        /// What went wrong. The number is the status × 100 + n, and never changes its meaning.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Kind {
+            $(#[doc = $when] $kind = $number,)+
+        }
+
+        impl Kind {
+            /// Every kind of error there is.
+            pub const ALL: &[Kind] = &[$(Kind::$kind,)+];
+
+            /// When it is answered.
+            pub fn when(self) -> &'static str {
+                match self { $(Kind::$kind => $when,)+ }
+            }
+        }
+    };
+}
+
+catalogue! {
+    NotHttp = 40000 "the request is not valid HTTP/1.1, or its body ends early",
+    NotJson = 40001 "the body is not JSON",
+    NotAPlant = 40002 "the body is JSON but not a NewPlant",
+    BadCredentials = 40003 "the credentials are malformed or given twice",
+    Taken = 40009 "the id belongs to a different plant",
+    BodyTooLarge = 40013 "the body is larger than the limit",
+    NotJsonType = 40015 "the content type is not application/json, or the body is encoded",
+    NoCredentials = 40100 "there are no bearer credentials",
+    UnknownToken = 40101 "the token is unknown or revoked",
+    ExpiredToken = 40102 "the token has expired",
+    NoSuchPath = 40400 "there is nothing at this path",
+    NoSuchMethod = 40500 "the path does not take this method",
+    TooSlow = 40800 "the request did not arrive in time",
+    TooMany = 42900 "the token makes more requests than it may",
+    HeadTooLarge = 43100 "the request line and headers are larger than the limit",
+    Defect = 50000 "a defect of the service",
+    Busy = 50300 "the service is too busy, or the store cannot be reached; nothing was stored",
+    AnswerLost = 50301 "the store's answer was lost; nobody knows whether the plant was stored",
+    StoreFull = 50302 "the store is full; nothing was stored",
+}
+
+impl Kind {
+    /// The number in the body.
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// The HTTP status.
+    pub fn status(self) -> StatusCode {
+        u16::try_from(self.number() / 100)
+            .ok()
+            .and_then(|status| StatusCode::from_u16(status).ok())
+            .expect("a number of the catalogue is a status × 100 + n")
+    }
+
+    fn challenge(self) -> Option<&'static str> {
+        match self {
+            Self::BadCredentials => Some(r#"Bearer realm="plantstore", error="invalid_request""#),
+            Self::NoCredentials => Some(r#"Bearer realm="plantstore""#),
+            Self::UnknownToken | Self::ExpiredToken => {
+                Some(r#"Bearer realm="plantstore", error="invalid_token""#)
+            }
+            _ => None,
+        }
+    }
+
+    /// After these, what is left on the connection may be the rest of the refused request.
+    fn closes_connection(self) -> bool {
+        matches!(
+            self,
+            Self::NotHttp | Self::BodyTooLarge | Self::TooSlow | Self::HeadTooLarge
+        )
+    }
+}
+
+/// An answer other than 200: a kind, and a sentence for a person.
+#[derive(Debug)]
+pub struct ApiError {
+    kind: Kind,
+    message: Cow<'static, str>,
+    retry_after_s: Option<u64>,
+    /// For the log alone.
+    cause: Option<String>,
+}
+
+/// What the log says of an error, handed to it with the response.
+#[derive(Debug, Clone)]
+pub struct Logged {
+    /// The number in the body.
+    pub number: u32,
+    /// What the client is not told.
+    pub cause: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    error: u32,
+    message: &'a str,
+}
+
+impl ApiError {
+    /// An error of this kind. The message says what is wrong, where, and what to do.
+    pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+        let retry_after_s = (kind.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
+        Self {
+            kind,
+            message: message.into(),
+            retry_after_s,
+            cause: None,
+        }
+    }
+
+    /// A token that is not, or no longer, one of ours.
+    pub fn unknown_token() -> Self {
+        Self::new(
+            Kind::UnknownToken,
+            "The token is unknown or revoked; ask the operator for a new one.",
+        )
+    }
+
+    /// A token that was good until it expired.
+    pub fn expired_token() -> Self {
+        Self::new(
+            Kind::ExpiredToken,
+            "The token has expired; ask the operator for a new one.",
+        )
+    }
+
+    /// A token that makes more requests than it may.
+    pub fn too_many(limit: u32, retry_after_s: u64) -> Self {
+        let message = format!(
+            "This token may make {limit} requests a second; wait as long as Retry-After says."
+        );
+        Self {
+            retry_after_s: Some(retry_after_s),
+            ..Self::new(Kind::TooMany, message)
+        }
+    }
+
+    /// A panic on the way to an answer.
+    pub fn defect(cause: String) -> Self {
+        Self {
+            cause: Some(cause),
+            ..Self::new(
+                Kind::Defect,
+                "The service has a defect; its log has the cause under this x-request-id.",
+            )
+        }
+    }
+
+    /// What kind of error this is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl ApiError {
+    /// The headers of the answer, its length apart.
+    pub fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(challenge) = self.kind.challenge() {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.kind.closes_connection() {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        headers
+    }
+
+    /// The body of the answer.
+    pub fn body(&self) -> Vec<u8> {
+        let body = Body {
+            error: self.kind.number(),
+            message: &self.message,
+        };
+        serde_json::to_vec(&body).expect("two plain members can be written as JSON")
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let logged = Logged {
+            number: self.kind.number(),
+            cause: self.cause.clone(),
+        };
+        let answer = (self.kind.status(), self.headers(), self.body());
+        (Extension(logged), answer).into_response()
+    }
+}
+
+impl From<Invalid> for ApiError {
+    fn from(invalid: Invalid) -> Self {
+        match invalid {
+            Invalid::NotJson(_) => {
+                Self::new(Kind::NotJson, format!("The body is not JSON: {invalid}."))
+            }
+            Invalid::NotAPlant(_) => Self::new(
+                Kind::NotAPlant,
+                format!("The body is not a plant: {invalid}."),
+            ),
+        }
+    }
+}
+
+impl From<AddError> for ApiError {
+    fn from(error: AddError) -> Self {
+        match error {
+            AddError::Taken => Self::new(
+                Kind::Taken,
+                "The id belongs to a different plant, which was left as it is; use another id.",
+            ),
+            AddError::Busy => Self::busy(),
+            AddError::Full => Self::new(
+                Kind::StoreFull,
+                "The store is full and nothing was stored; \
+                 send the same plant again once its operator has made room.",
+            ),
+            AddError::Lost => Self::new(
+                Kind::AnswerLost,
+                "The plant may or may not have been stored; \
+                 send the same plant again to find out, which is always safe.",
+            ),
+        }
+    }
+}
+
+/// Only questions end up here (who is this token?), so nothing can have been stored.
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        let cause = anyhow::Error::from(error);
+        Self {
+            cause: Some(format!("{cause:#}")),
+            ..Self::busy()
+        }
+    }
+}
+
+impl ApiError {
+    fn busy() -> Self {
+        Self::new(
+            Kind::Busy,
+            "The service is too busy and nothing was stored; send the same plant again later.",
+        )
+    }
+}

@@ -1,0 +1,152 @@
+//! Around every request: its id, one line in the log, and an answer even if the handler panics.
+//! The line has no body, no query and no token.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+
+use crate::http::error::{ApiError, Logged};
+
+/// The header that carries the id of a request, both ways.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The longest id that is taken from a client.
+const REQUEST_ID_LEN_MAX: usize = 128;
+
+/// Filled in by whoever finds out who is asking.
+#[derive(Clone, Default)]
+pub struct CallerName(Arc<OnceLock<Arc<str>>>);
+
+impl CallerName {
+    /// Names the caller.
+    pub fn set(&self, name: Arc<str>) {
+        let _ = self.0.set(name);
+    }
+}
+
+/// Becomes true when the server wants its connections back: an answer then asks for that.
+#[derive(Clone, Default)]
+pub struct Draining(Arc<AtomicBool>);
+
+impl Draining {
+    /// From now on.
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The outermost layer of the router.
+pub async fn log_request(
+    State(draining): State<Draining>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let start = Instant::now();
+    let request_id = taken_id(&request).unwrap_or_else(new_request_id);
+    let caller = CallerName::default();
+    request.extensions_mut().insert(caller.clone());
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+
+    let mut response = AssertUnwindSafe(next.run(request))
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|panic| ApiError::defect(panic_message(&*panic)).into_response());
+
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, request_id.clone());
+    if draining.0.load(Ordering::Relaxed) {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    let logged = response.extensions().get::<Logged>();
+    log_line(&Line {
+        method: method.as_str(),
+        path: &path,
+        status: response.status().as_u16(),
+        error: logged.map(|logged| logged.number),
+        cause: logged.and_then(|logged| logged.cause.as_deref()),
+        duration_us: u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX),
+        token: caller.0.get().map(|name| &**name),
+        request_id: request_id.to_str().unwrap_or_default(),
+    });
+    response
+}
+
+/// What is said of a request. A request that never became one has neither method nor path.
+#[derive(Default)]
+pub struct Line<'a> {
+    /// As sent.
+    pub method: &'a str,
+    /// Without the query.
+    pub path: &'a str,
+    /// Of the answer.
+    pub status: u16,
+    /// The number in the answer's body.
+    pub error: Option<u32>,
+    /// What the client was not told.
+    pub cause: Option<&'a str>,
+    /// From the end of the head to the answer.
+    pub duration_us: u64,
+    /// The name of the token.
+    pub token: Option<&'a str>,
+    /// As returned.
+    pub request_id: &'a str,
+}
+
+/// Writes the line: a warning when the fault is ours.
+pub fn log_line(line: &Line<'_>) {
+    macro_rules! write_line {
+        ($level:ident) => {
+            tracing::$level!(
+                target: "plantstore::request",
+                method = line.method,
+                path = line.path,
+                status = line.status,
+                error = line.error,
+                cause = line.cause,
+                duration_us = line.duration_us,
+                token = line.token,
+                request_id = line.request_id,
+            )
+        };
+    }
+    if line.status >= 500 {
+        write_line!(warn);
+    } else {
+        write_line!(info);
+    }
+}
+
+/// An id of ours: unlike any other of this process, and most likely of any other process.
+pub fn new_request_id() -> HeaderValue {
+    static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| {
+        let start = getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()) << 32);
+        AtomicU64::new(start)
+    });
+    // Steps by an odd number visit every u64 once; this one makes neighbours look unlike.
+    let id = NEXT.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+    HeaderValue::from_str(&format!("{id:016x}")).expect("hexadecimal digits are a header value")
+}
+
+/// The client's own id, if it can be trusted in a log and in a header.
+fn taken_id(request: &Request) -> Option<HeaderValue> {
+    let id = request.headers().get(REQUEST_ID)?;
+    let sane = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@".contains(byte);
+    let fits = (1..=REQUEST_ID_LEN_MAX).contains(&id.len());
+    (fits && id.as_bytes().iter().all(sane)).then(|| id.clone())
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
+}

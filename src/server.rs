@@ -1,0 +1,269 @@
+//! Assemble, serve, drain: the only wiring. Whatever ends the writer ends the process, and a process
+//! that was asked to end answers what it has accepted first.
+
+mod first_run;
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use futures_util::FutureExt;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::config::Settings;
+use crate::http::stream::Deadlines;
+use crate::http::{self, BodyLimits, Draining, Tokens, connection};
+use crate::store::Store;
+use crate::writer::{Writer, WriterThread};
+
+/// While draining, how long a client that keeps its connection may take to send one more request,
+/// which is answered with the wish to close. Closing at once could cross a request on its way.
+const LAST_REQUEST_GRACE: Duration = Duration::from_millis(500);
+
+/// How long the answers to those who wait may take once the store has failed.
+const FAILED_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Connections that the kernel keeps for us until they are accepted.
+const BACKLOG: u32 = 1024;
+
+/// Runs the service until it is asked to end, or until its store fails.
+pub async fn run(settings: &Settings) -> anyhow::Result<()> {
+    let mut asked_to_end = Signals::new()?;
+    raise_open_files_limit();
+
+    // The port is claimed first, so that nothing is made when it is taken; but nobody can connect
+    // before the store is ready.
+    let socket = bind(settings.listen)?;
+    let location = &settings.store.store;
+    let (mut store, _lock) = Store::open_to_serve(location)?;
+    let first_token = first_run::make_first_token(&mut store, location)?;
+    let reader = Store::open(location)?;
+    let (writer, writer_thread) = Writer::spawn(store, settings.max_queue, settings.store_timeout);
+
+    let listener = socket.listen(BACKLOG).context("cannot listen")?;
+    let address = listener.local_addr().context("cannot listen")?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        %address,
+        store = %location.path.display(),
+        "listening"
+    );
+    if let Some(token_path) = first_token {
+        first_run::greet(&token_path, reachable(address));
+    }
+
+    let draining = Draining::default();
+    let router = http::router(http::Parts {
+        tokens: Tokens::new(reader, writer.clone()),
+        writer,
+        body_limits: BodyLimits {
+            bytes_max: settings.max_body_bytes,
+            timeout: settings.body_timeout,
+        },
+        draining: draining.clone(),
+    });
+    let deadlines = Deadlines {
+        header: settings.header_timeout,
+        idle: settings.idle_timeout,
+    };
+    let connections = Connections::new(router, deadlines, settings.max_connections);
+    serve(
+        listener,
+        connections,
+        draining,
+        writer_thread,
+        &mut asked_to_end,
+        settings.drain_timeout,
+    )
+    .await
+}
+
+async fn serve(
+    listener: TcpListener,
+    mut connections: Connections,
+    draining: Draining,
+    mut writer_thread: WriterThread,
+    asked_to_end: &mut Signals,
+    drain_timeout: Duration,
+) -> anyhow::Result<()> {
+    let failure = tokio::select! {
+        () = connections.accept_from(&listener) => None,
+        () = asked_to_end.next() => None,
+        ended = writer_thread.ended() => ended.err(),
+    };
+    draining.begin();
+    if let Some(failure) = failure {
+        drop(listener);
+        connections
+            .finish(Instant::now() + FAILED_DRAIN_TIMEOUT)
+            .await;
+        return Err(failure
+            .context("the store can no longer be trusted; look at its disk, then start again"));
+    }
+
+    tracing::info!("draining");
+    let deadline = Instant::now() + drain_timeout;
+    connections.accept_waiting(&listener);
+    drop(listener);
+    tokio::select! {
+        () = connections.drain(deadline) => {}
+        () = asked_to_end.next() => tracing::warn!("asked again: connections are cut"),
+    }
+    // Nobody can reach the writer any more, so it commits what it holds and ends.
+    drop(connections);
+    writer_thread.ended().await?;
+    tracing::info!("ended");
+    Ok(())
+}
+
+/// SIGTERM and ctrl-c.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Every connection there is, and no more than there may be.
+struct Connections {
+    router: Router,
+    deadlines: Deadlines,
+    slots: Arc<Semaphore>,
+    tasks: JoinSet<()>,
+    stop: watch::Sender<()>,
+}
+
+impl Connections {
+    fn new(router: Router, deadlines: Deadlines, max: usize) -> Self {
+        Self {
+            router,
+            deadlines,
+            slots: Arc::new(Semaphore::new(max)),
+            tasks: JoinSet::new(),
+            stop: watch::Sender::new(()),
+        }
+    }
+
+    async fn accept_from(&mut self, listener: &TcpListener) {
+        loop {
+            let slot = Arc::clone(&self.slots).acquire_owned().await;
+            let slot = slot.expect("the semaphore is never closed");
+            match listener.accept().await {
+                Ok((stream, _)) => self.spawn(stream, slot),
+                // The peer is gone already, or there are no more file descriptors for now.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    sleep(Duration::from_millis(20)).await;
+                }
+            }
+            while self.tasks.try_join_next().is_some() {}
+        }
+    }
+
+    /// Takes what had connected before the listener is closed, as far as there is room for it.
+    fn accept_waiting(&mut self, listener: &TcpListener) {
+        while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
+            && let Some(Ok((stream, _))) = listener.accept().now_or_never()
+        {
+            self.spawn(stream, slot);
+        }
+    }
+
+    fn spawn(&mut self, stream: TcpStream, slot: OwnedSemaphorePermit) {
+        // An answer is written whole, so there is nothing to wait for before it is sent.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let serve = connection::serve(
+            stream,
+            self.router.clone(),
+            self.deadlines,
+            self.stop.subscribe(),
+        );
+        self.tasks.spawn(async move {
+            serve.await;
+            drop(slot);
+        });
+    }
+
+    /// Lets those who are connected send a last request, then closes what is idle and waits for the
+    /// rest.
+    async fn drain(&mut self, deadline: Instant) {
+        let grace = deadline.min(Instant::now() + LAST_REQUEST_GRACE);
+        if timeout_at(grace, self.all_ended()).await.is_err() {
+            self.finish(deadline).await;
+        }
+    }
+
+    /// Closes what is idle and waits for the rest.
+    async fn finish(&mut self, deadline: Instant) {
+        self.stop.send_replace(());
+        if timeout_at(deadline, self.all_ended()).await.is_err() {
+            tracing::warn!(
+                connections = self.tasks.len(),
+                "out of time: connections are cut"
+            );
+        }
+    }
+
+    async fn all_ended(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+fn bind(address: SocketAddr) -> anyhow::Result<TcpSocket> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    };
+    socket
+        .and_then(|socket| {
+            socket.set_reuseaddr(true)?; // a restart need not wait for old connections to time out
+            socket.bind(address)?;
+            Ok(socket)
+        })
+        .with_context(|| {
+            format!("cannot listen on {address}; free that port or choose another --listen")
+        })
+}
+
+/// The address that a client on this machine uses.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        _ => address.ip(),
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// Shells and service managers hand out few file descriptors and let us ask for more.
+fn raise_open_files_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "cannot raise the limit of open files");
+    }
+}

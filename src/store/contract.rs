@@ -1,0 +1,86 @@
+//! What goes into a store and what comes out of it, the same for every kind of store.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use crate::plant::NewPlant;
+use crate::token::TokenDigest;
+
+/// Where the plants are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Location {
+    /// The database file.
+    pub path: PathBuf,
+}
+
+impl FromStr for Location {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            Some(("sqlite", path)) if !path.is_empty() => Ok(Self { path: path.into() }),
+            _ => Err("expected sqlite:PATH, such as sqlite:plantstore.db".to_owned()),
+        }
+    }
+}
+
+/// The number of a token within its store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TokenId(pub i64);
+
+/// A plant to add, and the token that adds it.
+#[derive(Debug)]
+pub struct Addition {
+    /// What to add.
+    pub plant: NewPlant,
+    /// Who adds it.
+    pub token: TokenId,
+}
+
+/// What became of an addition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is stored now.
+    Added,
+    /// The very same plant was stored before.
+    AlreadyThere,
+    /// The id belongs to a different plant, which was left as it is.
+    Taken,
+}
+
+/// A token to keep: everything but the secret.
+#[derive(Debug)]
+pub struct NewToken<'a> {
+    /// Unique, also among revoked tokens.
+    pub name: &'a str,
+    /// What is kept of the secret.
+    pub digest: TokenDigest,
+    /// When it stops working.
+    pub expires_at: Option<Timestamp>,
+    /// Requests a second that it may make.
+    pub rate_limit: Option<u32>,
+}
+
+/// A token as the store knows it.
+#[derive(Debug, Clone)]
+pub struct TokenRecord {
+    /// Its number within the store.
+    pub id: TokenId,
+    /// Its unique name.
+    pub name: Arc<str>,
+    /// What is kept of the secret.
+    pub digest: TokenDigest,
+    /// Requests a second that it may make.
+    pub rate_limit: Option<u32>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it stops working.
+    pub expires_at: Option<Timestamp>,
+    /// When it was revoked.
+    pub revoked_at: Option<Timestamp>,
+    /// When it was last used, to the minute.
+    pub last_used_at: Option<Timestamp>,
+}

@@ -1,0 +1,79 @@
+//! What can go wrong in the store, told apart by what it means for a plant: not stored, no room, or nobody knows.
+
+/// Why a batch was not committed, or a question not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Nothing was stored; the same batch may succeed later.
+    #[error("the store is busy")]
+    Busy(#[source] rusqlite::Error),
+    /// Nothing was stored; there is no room.
+    #[error("the store is full")]
+    Full(#[source] rusqlite::Error),
+    /// Nobody knows what was stored, and this process must not use the store again: after a failed fsync the page cache
+    /// no longer tells what is on disk.
+    #[error("the store failed")]
+    Failed(#[source] rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull};
+        match error.sqlite_error_code() {
+            Some(DiskFull) => Self::Full(error),
+            Some(DatabaseBusy | DatabaseLocked) => Self::Busy(error),
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+/// Why a store cannot be used: a sentence that says what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the sentences say it")]
+pub enum OpenError {
+    #[error("there is no store at {0}; `plantstore serve` makes one")]
+    Missing(String),
+    #[error(
+        "cannot {action} {path}; check that its directory exists and that this user may write there"
+    )]
+    Io {
+        action: &'static str,
+        path: String,
+        source: std::io::Error,
+    },
+    #[error(
+        "cannot open {path} for writing; check that it is a file and that this user may write to it and its directory"
+    )]
+    NotWritable {
+        path: String,
+        source: rusqlite::Error,
+    },
+    #[error("the store {path} is in use by another plantstore{}; stop that one, or choose another --store", 
+        .pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
+    Locked { path: String, pid: Option<String> },
+    #[error("{0} is a file, but not a store of plantstore's; choose another --store")]
+    NotOurs(String),
+    #[error(
+        "the store {path} has schema version {found} and this plantstore knows versions up to {known}; \
+         use the newer plantstore that made it"
+    )]
+    Newer {
+        path: String,
+        found: i64,
+        known: i64,
+    },
+    #[error(
+        "the store {path} refused `PRAGMA {pragma}` (it says {found}), so a 200 would not mean on disk; move it to a local disk"
+    )]
+    Pragma {
+        path: String,
+        pragma: &'static str,
+        found: String,
+    },
+    #[error("the store {0} is being used by another program; end that program and start again")]
+    Held(String),
+    #[error("cannot use the store {path}; if it is damaged, restore a backup")]
+    Sqlite {
+        path: String,
+        source: rusqlite::Error,
+    },
+}

@@ -1,0 +1,238 @@
+//! Getting to a usable connection: the lock, the file and its directory entry, the pragmas, the schema. Every pragma that
+//! durability rests on is read back, and none of this takes longer on a larger store.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
+
+use crate::store::error::OpenError;
+
+/// How long to wait for another process, such as `plantstore token create`, to end its transaction.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// "Plnt": marks the file as ours (`file plantstore.db` shows it).
+const APPLICATION_ID: i64 = 0x506c_6e74;
+
+/// The schema, a step a version. A step that has been released is never changed.
+const MIGRATIONS: [&str; 1] = [include_str!(
+    "../../../migrations/sqlite/0001_plants_and_tokens.sql"
+)];
+const VERSION: i64 = MIGRATIONS.len() as i64;
+
+/// Says that this process is the one that may serve or upgrade the store; ends with the process, however that ends.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// A connection for the one server: up to date, and with nothing left in the log that is not synced.
+pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
+    let lock = take_lock(path)?;
+    create(path)?;
+    let mut connection = connect(path)?;
+    upgrade(&mut connection, path)?;
+    match checkpoint(&connection, "TRUNCATE") {
+        Ok(true) => Ok((connection, lock)),
+        Ok(false) => Err(OpenError::Held(path.display().to_string())),
+        Err(source) => Err(unusable(path)(source)),
+    }
+}
+
+/// A connection beside others. It upgrades the schema only while no server is running.
+pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
+    if !path.exists() {
+        return Err(OpenError::Missing(path.display().to_string()));
+    }
+    let mut connection = connect(path)?;
+    if version(&connection, path)? < VERSION {
+        let _lock = take_lock(path)?;
+        upgrade(&mut connection, path)?;
+    }
+    Ok(connection)
+}
+
+/// Makes an empty file that only its owner can read, if there is none, and sees to it that a power cut leaves it there.
+/// SQLite gives its other files the same mode.
+pub(super) fn create(path: &Path) -> Result<(), OpenError> {
+    match OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+    {
+        Ok(_) => sync_directory(path).map_err(failed_to("sync the directory of", path)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(failed_to("create", path)(error)),
+    }
+}
+
+/// Empties the log into the database and syncs both. False when a reader was in the way.
+pub(super) fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, rusqlite::Error> {
+    connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
+        let busy: bool = row.get(0)?;
+        Ok(!busy)
+    })
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)?.sync_all()
+}
+
+fn take_lock(path: &Path) -> Result<Lock, OpenError> {
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push("-lock");
+    let lock_path = PathBuf::from(lock_path);
+
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&lock_path)
+        .map_err(failed_to("open", &lock_path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            let known = file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
+            return Err(OpenError::Locked {
+                path: path.display().to_string(),
+                pid: known.then(|| pid.trim().to_owned()),
+            });
+        }
+        Err(TryLockError::Error(error)) => return Err(failed_to("lock", &lock_path)(error)),
+    }
+    // Only for the sentence that another process will print; the lock holds without it.
+    let _ = file
+        .set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(Lock { _file: file })
+}
+
+fn connect(path: &Path) -> Result<Connection, OpenError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
+    if connection.is_readonly("main").map_err(unusable(path))? {
+        let error = io::Error::from(io::ErrorKind::PermissionDenied);
+        return Err(failed_to("write to", path)(error));
+    }
+    connection
+        .busy_timeout(BUSY_TIMEOUT)
+        .map_err(unusable(path))?;
+    for (pragma, expected) in [
+        ("journal_mode = WAL", "wal"),
+        ("synchronous = FULL", "2"),
+        ("foreign_keys = ON", "1"),
+        // `Sqlite::checkpoint_if_long` says why.
+        ("wal_autocheckpoint = 0", "0"),
+        // The drive's own cache, on the one system where fsync leaves it out.
+        ("fullfsync = ON", "1"),
+        ("checkpoint_fullfsync = ON", "1"),
+    ] {
+        set_and_read_back(&connection, pragma, expected, path)?;
+    }
+    Ok(connection)
+}
+
+fn set_and_read_back(
+    connection: &Connection,
+    pragma: &'static str,
+    expected: &str,
+    path: &Path,
+) -> Result<(), OpenError> {
+    connection
+        .execute_batch(&format!("PRAGMA {pragma}"))
+        .map_err(unusable(path))?;
+    let name = pragma
+        .split(' ')
+        .next()
+        .expect("split always yields one part");
+    let found = connection
+        .query_row(&format!("PRAGMA {name}"), [], |row| {
+            row.get_ref(0).map(|value| match value {
+                rusqlite::types::ValueRef::Integer(number) => number.to_string(),
+                other => other.as_str().unwrap_or_default().to_owned(),
+            })
+        })
+        .map_err(unusable(path))?;
+    if found == expected {
+        Ok(())
+    } else {
+        Err(OpenError::Pragma {
+            path: path.display().to_string(),
+            pragma,
+            found,
+        })
+    }
+}
+
+fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
+    let mut from = version(connection, path)?;
+    while from < VERSION {
+        let step = MIGRATIONS[usize::try_from(from).unwrap_or_default()];
+        from += 1;
+        connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+            .and_then(|transaction| {
+                transaction.execute_batch(step)?;
+                transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+                transaction.pragma_update(None, "user_version", from)?;
+                transaction.commit()
+            })
+            .map_err(unusable(path))?;
+    }
+    Ok(())
+}
+
+/// The version of the schema, 0 for an empty file.
+fn version(connection: &Connection, path: &Path) -> Result<i64, OpenError> {
+    let number = |sql: &str| -> Result<i64, OpenError> {
+        connection
+            .query_row(sql, [], |row| row.get(0))
+            .map_err(unusable(path))
+    };
+    let application_id = number("PRAGMA application_id")?;
+    let found = number("PRAGMA user_version")?;
+    let empty = number("SELECT count(*) FROM sqlite_schema")? == 0;
+    if application_id != APPLICATION_ID && !(empty && application_id == 0 && found == 0) {
+        return Err(OpenError::NotOurs(path.display().to_string()));
+    }
+    if found > VERSION {
+        return Err(OpenError::Newer {
+            path: path.display().to_string(),
+            found,
+            known: VERSION,
+        });
+    }
+    Ok(found)
+}
+
+fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.display().to_string();
+    move |source| OpenError::Io {
+        action,
+        path,
+        source,
+    }
+}
+
+fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
+    let path = path.display().to_string();
+    move |source| match source.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase) => OpenError::NotOurs(path),
+        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
+            OpenError::NotWritable { path, source }
+        }
+        Some(ErrorCode::DatabaseBusy) => OpenError::Held(path),
+        _ => OpenError::Sqlite { path, source },
+    }
+}

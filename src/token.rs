@@ -1,0 +1,159 @@
+//! A bearer token: its format, checksum and digest. The secret leaves a `Token` only through `reveal`.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+const PREFIX: &str = "plant_";
+const RANDOM_LEN: usize = 30;
+const CHECKSUM_LEN: usize = 6;
+const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// `plant_`, 30 random base62 characters, and the CRC-32 of those 30 as 6 base62 digits.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// Makes a token from the operating system's randomness: 30 characters are 178 bits.
+    pub fn generate() -> Result<Self, getrandom::Error> {
+        let mut random = String::with_capacity(RANDOM_LEN);
+        let mut bytes = [0; 64];
+        while random.len() < RANDOM_LEN {
+            getrandom::fill(&mut bytes)?;
+            // 248 is the largest multiple of 62 in a byte: above it, `%` would prefer some characters.
+            let unbiased = bytes.iter().filter(|&&byte| byte < 248);
+            let missing = RANDOM_LEN - random.len();
+            random.extend(
+                unbiased
+                    .take(missing)
+                    .map(|byte| char::from(BASE62[usize::from(byte % 62)])),
+            );
+        }
+        let checksum = checksum(&random);
+        Ok(Self(format!("{PREFIX}{random}{checksum}")))
+    }
+
+    /// Takes a text that has the format and the checksum of a token; whether it is known, only the store can say.
+    pub fn parse(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix(PREFIX)?;
+        let (random, check) = rest.split_at_checked(RANDOM_LEN)?;
+        let well_formed =
+            random.bytes().all(|byte| byte.is_ascii_alphanumeric()) && check == checksum(random);
+        well_formed.then(|| Self(text.to_owned()))
+    }
+
+    /// What the store keeps instead of the token.
+    pub fn digest(&self) -> TokenDigest {
+        TokenDigest(Sha256::digest(&self.0).into())
+    }
+
+    /// The secret itself, for the one place that shows it to its owner.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(secret)")
+    }
+}
+
+/// The SHA-256 of a token. Compared in constant time, so that an answer's timing tells nothing of a stored one.
+#[derive(Clone, Copy, Eq)]
+pub struct TokenDigest([u8; 32]);
+
+impl TokenDigest {
+    /// A digest as the store kept it.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The digest as the store keeps it.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl PartialEq for TokenDigest {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl std::hash::Hash for TokenDigest {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl fmt::Debug for TokenDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenDigest(…)")
+    }
+}
+
+fn checksum(random: &str) -> String {
+    let mut rest = crc32fast::hash(random.as_bytes());
+    let mut digits = [b'0'; CHECKSUM_LEN];
+    for digit in digits.iter_mut().rev() {
+        *digit = BASE62[(rest % 62) as usize];
+        rest /= 62;
+    }
+    digits.iter().map(|&digit| char::from(digit)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generated_token_has_the_documented_shape_and_parses() {
+        let token = Token::generate().expect("randomness");
+        assert_eq!(token.reveal().len(), 42);
+        assert!(token.reveal().starts_with("plant_"));
+        assert_eq!(Token::parse(token.reveal()), Some(token.clone()));
+        assert_ne!(token, Token::generate().expect("randomness"));
+    }
+
+    #[test]
+    fn the_checksum_is_the_crc_32_of_the_random_part_in_base62() {
+        // zlib.crc32(b"0" * 30) in Python is 2011552642, which is 2C8GjS in base62.
+        assert!(Token::parse(&format!("plant_{}2C8GjS", "0".repeat(30))).is_some());
+    }
+
+    #[test]
+    fn one_changed_character_breaks_the_checksum() {
+        let token = Token::generate().expect("randomness").reveal().to_owned();
+        for at in 0..token.len() {
+            let mut changed = token.clone().into_bytes();
+            changed[at] = if changed[at] == b'x' { b'y' } else { b'x' };
+            let changed = String::from_utf8(changed).expect("ASCII");
+            assert_eq!(Token::parse(&changed), None, "position {at}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused_without_a_panic() {
+        for text in [
+            "",
+            "plant_",
+            "plant_é",
+            "Plant_",
+            &"plant_é".repeat(9),
+            &"x".repeat(42),
+        ] {
+            assert_eq!(Token::parse(text), None);
+        }
+    }
+
+    #[test]
+    fn debug_shows_neither_the_token_nor_its_digest() {
+        let token = Token::generate().expect("randomness");
+        assert_eq!(
+            format!("{token:?} {:?}", token.digest()),
+            "Token(secret) TokenDigest(…)"
+        );
+    }
+}

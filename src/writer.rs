@@ -1,0 +1,259 @@
+//! Group commit: a bounded queue feeds one thread that owns the store. While one batch is being
+//! committed the next gathers, and a reply is sent only after the commit that holds its plant.
+
+use std::thread;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::plant::{NewPlant, Plant};
+use crate::store::{Addition, Outcome, Store, StoreError, TokenId};
+
+/// The most plants, and about the most bytes of them, in one transaction.
+const BATCH_LEN_MAX: usize = 1024;
+const BATCH_BYTES_MAX: usize = 8 << 20;
+
+/// The way to the store for everything that is written while serving. When the last clone is
+/// dropped, the thread commits what is queued and ends.
+#[derive(Clone)]
+pub struct Writer {
+    queue: mpsc::Sender<Job>,
+    reply_timeout: Duration,
+}
+
+/// Why a plant was not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// The id belongs to a different plant.
+    #[error("the id belongs to a different plant")]
+    Taken,
+    /// Nothing was stored: the queue is full, or the store is.
+    #[error("the store is busy")]
+    Busy,
+    /// Nothing was stored: no room.
+    #[error("the store is full")]
+    Full,
+    /// Nobody knows whether it was stored.
+    #[error("the answer of the store was lost")]
+    Lost,
+}
+
+/// The thread behind a `Writer`.
+pub struct WriterThread {
+    ended: oneshot::Receiver<Result<(), StoreError>>,
+}
+
+impl Writer {
+    /// Starts the thread.
+    pub fn spawn(
+        mut store: Store,
+        queue_len_max: usize,
+        reply_timeout: Duration,
+    ) -> (Self, WriterThread) {
+        Self::spawn_with(queue_len_max, reply_timeout, move |mut queue| {
+            let result = run(&mut queue, &mut store);
+            if result.is_err() {
+                // Closing would sync again, and after a failed fsync that may claim success.
+                std::mem::forget(store);
+            }
+            result
+        })
+    }
+
+    fn spawn_with(
+        queue_len_max: usize,
+        reply_timeout: Duration,
+        body: impl FnOnce(mpsc::Receiver<Job>) -> Result<(), StoreError> + Send + 'static,
+    ) -> (Self, WriterThread) {
+        let (queue, jobs) = mpsc::channel(queue_len_max);
+        let (end, ended) = oneshot::channel();
+        thread::Builder::new()
+            .name("writer".to_owned())
+            .spawn(move || {
+                // A panic drops `end`, and so is seen as well.
+                let _ = end.send(body(jobs));
+            })
+            .expect("a process that has just started can start a thread");
+        let writer = Self {
+            queue,
+            reply_timeout,
+        };
+        (writer, WriterThread { ended })
+    }
+
+    /// Adds a plant. `Ok` means that it is on disk, now or since before.
+    pub async fn add(&self, plant: NewPlant, token: TokenId) -> Result<Plant, AddError> {
+        let (reply, replied) = oneshot::channel();
+        let job = Job::Add(Addition { plant, token }, reply);
+        self.queue.try_send(job).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => AddError::Busy,
+            mpsc::error::TrySendError::Closed(_) => AddError::Lost,
+        })?;
+        match tokio::time::timeout(self.reply_timeout, replied).await {
+            Ok(Ok(result)) => result,
+            // The thread is gone, or the disk is stuck.
+            Ok(Err(_)) | Err(_) => Err(AddError::Lost),
+        }
+    }
+
+    /// Notes that a token was used, some time soon; a full queue forgets it.
+    pub fn touch_token(&self, token: TokenId, used_at: Timestamp) {
+        let _ = self.queue.try_send(Job::Touch(token, used_at));
+    }
+}
+
+impl WriterThread {
+    /// Waits for the thread to end: well, when every `Writer` is gone; or else with the reason.
+    pub async fn ended(&mut self) -> anyhow::Result<()> {
+        match (&mut self.ended).await {
+            Ok(result) => Ok(result?),
+            Err(_) => anyhow::bail!("the writer thread panicked"),
+        }
+    }
+}
+
+enum Job {
+    Add(Addition, Reply),
+    Touch(TokenId, Timestamp),
+}
+
+type Reply = oneshot::Sender<Result<Plant, AddError>>;
+
+#[derive(Default)]
+struct Batch {
+    additions: Vec<Addition>,
+    replies: Vec<Reply>,
+    touched: Vec<(TokenId, Timestamp)>,
+    bytes: usize,
+}
+
+/// Ends when there is nobody left to send anything, or when the store must not be used any more.
+fn run(queue: &mut mpsc::Receiver<Job>, store: &mut Store) -> Result<(), StoreError> {
+    while let Some(first) = queue.blocking_recv() {
+        let mut batch = Batch::default();
+        batch.push(first);
+        while !batch.is_full()
+            && let Ok(job) = queue.try_recv()
+        {
+            batch.push(job);
+        }
+        batch.commit(store)?;
+        store.checkpoint_if_long()?;
+    }
+    Ok(())
+}
+
+impl Batch {
+    fn push(&mut self, job: Job) {
+        match job {
+            Job::Add(addition, reply) => {
+                let Plant { name, tag } = &addition.plant.plant;
+                self.bytes += name.len() + tag.as_ref().map_or(0, String::len);
+                self.additions.push(addition);
+                self.replies.push(reply);
+            }
+            Job::Touch(token, used_at) => self.touched.push((token, used_at)),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.additions.len() >= BATCH_LEN_MAX || self.bytes >= BATCH_BYTES_MAX
+    }
+
+    fn commit(self, store: &mut Store) -> Result<(), StoreError> {
+        let added = if self.additions.is_empty() {
+            Ok(Vec::new())
+        } else {
+            store.add(&self.additions)
+        };
+        match added {
+            Ok(outcomes) => {
+                let answers = self.additions.into_iter().zip(outcomes);
+                for (reply, (addition, outcome)) in self.replies.into_iter().zip(answers) {
+                    // Whoever has hung up finds out by sending the plant again.
+                    let _ = reply.send(match outcome {
+                        Outcome::Added | Outcome::AlreadyThere => Ok(addition.plant.plant),
+                        Outcome::Taken => Err(AddError::Taken),
+                    });
+                }
+            }
+            Err(error) => {
+                let answer = match error {
+                    StoreError::Busy(_) => AddError::Busy,
+                    StoreError::Full(_) => AddError::Full,
+                    StoreError::Failed(_) => AddError::Lost,
+                };
+                for reply in self.replies {
+                    let _ = reply.send(Err(answer));
+                }
+                proceed_unless_failed(error)?;
+            }
+        }
+        if !self.touched.is_empty() {
+            store
+                .touch_tokens(&self.touched)
+                .or_else(proceed_unless_failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// A store that is busy or full may work again later; one that failed must not be used again.
+fn proceed_unless_failed(error: StoreError) -> Result<(), StoreError> {
+    match error {
+        StoreError::Busy(ref cause) | StoreError::Full(ref cause) => {
+            tracing::warn!(%error, %cause, "a batch was not stored");
+            Ok(())
+        }
+        StoreError::Failed(_) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plant() -> NewPlant {
+        NewPlant::from_json(br#"{"id":1,"name":"Fern"}"#).expect("a plant")
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_thread_is_noticed_and_answers_nobody_with_success() {
+        let (writer, mut thread) = Writer::spawn_with(8, Duration::from_secs(60), |mut queue| {
+            queue.blocking_recv();
+            panic!("deliberate");
+        });
+        let answer = writer.add(plant(), TokenId(1)).await;
+        assert_eq!(answer, Err(AddError::Lost));
+        assert!(thread.ended().await.is_err());
+        let answer = writer.add(plant(), TokenId(1)).await;
+        assert_eq!(answer, Err(AddError::Lost));
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_at_once() {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (writer, _thread) = Writer::spawn_with(1, Duration::from_secs(60), move |queue| {
+            let _ = held.recv();
+            drop(queue);
+            Ok(())
+        });
+        writer.touch_token(TokenId(1), Timestamp::now());
+        let answer = writer.add(plant(), TokenId(1)).await;
+        assert_eq!(answer, Err(AddError::Busy));
+        drop(release);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stuck_store_is_an_answer_that_was_lost() {
+        let (_release, held) = std::sync::mpsc::channel::<()>();
+        let (writer, _thread) = Writer::spawn_with(8, Duration::from_secs(9), move |queue| {
+            let _ = held.recv();
+            drop(queue);
+            Ok(())
+        });
+        let answer = writer.add(plant(), TokenId(1)).await;
+        assert_eq!(answer, Err(AddError::Lost));
+    }
+}
