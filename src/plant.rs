@@ -275,3 +275,6 @@ fn line_and_column(before: &[u8]) -> (usize, usize) {
         + 1;
     (line, column)
 }
+
+#[cfg(test)]
+mod tests;

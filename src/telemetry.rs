@@ -1,26 +1,164 @@
-//! The log: readable on a terminal, JSON lines elsewhere, written by a thread of its own. A log that
-//! nobody reads never holds up a request; what does not fit in its queue is left out.
+//! The log: readable on a terminal, JSON lines elsewhere, written by a thread of its own. A request
+//! only appends to a buffer, and a log that nobody reads holds up nothing: what does not fit is left
+//! out and counted.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::LevelFilter;
 
-/// Lines that wait to be written, at most.
-const QUEUE_LEN_MAX: usize = 16 << 10;
+/// Bytes of log that wait to be written, at most.
+const BUFFER_BYTES_MAX: usize = 1 << 20;
 
-/// Starts logging to standard error. What is logged is written when the guard is dropped.
-pub fn start(level: LevelFilter) -> WorkerGuard {
-    let (writer, guard) = NonBlockingBuilder::default()
-        .buffered_lines_limit(QUEUE_LEN_MAX)
-        .finish(io::stderr());
-    let log = tracing_subscriber::fmt()
+/// How long lines gather before they are written together: waking a thread for each would cost more
+/// than making it.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Ends the log. What was logged before is written first.
+pub struct Guard {
+    log: Log,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Starts logging to standard error.
+pub fn start(level: LevelFilter) -> Guard {
+    let log = Log::default();
+    let for_thread = log.clone();
+    let thread = thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(move || for_thread.write_to(&mut io::stderr()))
+        .expect("a process that has just started can start a thread");
+
+    let for_events = log.clone();
+    let format = tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(writer);
+        .with_writer(move || for_events.clone());
     if io::stderr().is_terminal() {
-        log.with_target(false).init();
+        format.with_target(false).init();
     } else {
-        log.json().flatten_event(true).init();
+        format.json().flatten_event(true).with_ansi(false).init();
     }
-    guard
+    Guard {
+        log,
+        thread: Some(thread),
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.log.lock().ended = true;
+        self.log.0.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    lines: Vec<u8>,
+    left_out: usize,
+    ended: bool,
+}
+
+impl Log {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        let waiting = self.0.waiting.lock();
+        waiting.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_to(&self, output: &mut impl Write) {
+        let mut lines = Vec::new();
+        loop {
+            let idle = |waiting: &mut Waiting| waiting.lines.is_empty() && !waiting.ended;
+            let waiting = self.0.changed.wait_while(self.lock(), idle);
+            let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
+            if !waiting.ended {
+                let gathering = |waiting: &mut Waiting| !waiting.ended;
+                waiting = match self
+                    .0
+                    .changed
+                    .wait_timeout_while(waiting, GATHER, gathering)
+                {
+                    Ok((waiting, _)) => waiting,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+            }
+            std::mem::swap(&mut lines, &mut waiting.lines);
+            let left_out = std::mem::take(&mut waiting.left_out);
+            let ended = waiting.ended;
+            drop(waiting);
+
+            // When standard error is gone there is nobody left to tell.
+            let _ = output.write_all(&lines);
+            lines.clear();
+            if left_out > 0 {
+                tracing::warn!(lines = left_out, "the log was too slow to take these lines");
+            }
+            if ended {
+                return;
+            }
+        }
+    }
+}
+
+/// Takes a line, which the formatter hands over whole.
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut waiting = self.lock();
+        if waiting.lines.len() + line.len() > BUFFER_BYTES_MAX {
+            waiting.left_out += 1;
+            return Ok(line.len());
+        }
+        let first = waiting.lines.is_empty();
+        waiting.lines.extend_from_slice(line);
+        drop(waiting);
+        if first {
+            self.0.changed.notify_one();
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_nobody_reads_keeps_at_most_its_buffer_and_blocks_nobody() {
+        let log = Log::default();
+        for _ in 0..BUFFER_BYTES_MAX {
+            log.clone().write_all(b"{}\n").expect("writing never fails");
+        }
+        let waiting = log.lock();
+        assert!(waiting.lines.len() <= BUFFER_BYTES_MAX);
+        assert_eq!(waiting.lines.len() / 3 + waiting.left_out, BUFFER_BYTES_MAX);
+    }
+
+    #[test]
+    fn what_was_logged_before_the_end_is_written() {
+        let log = Log::default();
+        log.clone()
+            .write_all(b"a line\n")
+            .expect("writing never fails");
+        log.lock().ended = true;
+        let mut output = Vec::new();
+        log.write_to(&mut output);
+        assert_eq!(output, b"a line\n");
+    }
 }

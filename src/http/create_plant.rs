@@ -25,7 +25,7 @@ pub async fn create_plant(
 }
 
 /// The 200: the plant is on disk.
-pub struct Created(Plant);
+pub struct Created(pub Plant);
 
 impl IntoResponse for Created {
     fn into_response(self) -> Response {
@@ -47,7 +47,7 @@ pub struct BodyLimits {
 }
 
 /// The bytes of a body that says it is JSON.
-pub struct JsonBody(Bytes);
+pub struct JsonBody(pub Bytes);
 
 impl<S> FromRequest<S> for JsonBody
 where

@@ -16,7 +16,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 pub use auth::Caller;
-pub use create_plant::{BodyLimits, JsonBody};
+pub use create_plant::{BodyLimits, Created, JsonBody};
 pub use request_log::Draining;
 pub use tokens::Tokens;
 
@@ -38,10 +38,17 @@ pub struct Parts {
 
 /// Every route there is.
 pub fn router(parts: Parts) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route("/plants", post(create_plant::create_plant))
         .route("/openapi.json", get(docs::openapi_json))
-        .route("/openapi.yaml", get(docs::openapi_yaml))
+        .route("/openapi.yaml", get(docs::openapi_yaml));
+    with_layers(routes, parts)
+}
+
+/// What every route has around it: an `Error` for what it does not take, a request id, a line in the
+/// log.
+pub fn with_layers(routes: Router<Parts>, parts: Parts) -> Router {
+    routes
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(from_fn_with_state(

@@ -4,7 +4,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -27,13 +27,15 @@ pub struct Deadlines {
     pub idle: Duration,
 }
 
-/// What a connection is at, told to the stream by whoever calls the router.
+/// What a connection is at, told to the stream by whoever calls the router. The lowest two bits are
+/// the phase, the others count how often it has changed: a clock starts anew with each change.
 #[derive(Clone, Default)]
-pub struct Phase(Arc<AtomicU8>);
+pub struct Phase(Arc<AtomicU64>);
 
-const READING_HEAD: u8 = 0;
-const ANSWERING: u8 = 1;
-const IDLE: u8 = 2;
+const READING_HEAD: u64 = 0;
+const ANSWERING: u64 = 1;
+const IDLE: u64 = 2;
+const PHASE_BITS: u64 = 3;
 
 impl Phase {
     /// A head is complete; its body has deadlines of its own.
@@ -46,22 +48,27 @@ impl Phase {
         self.set(IDLE);
     }
 
-    fn set(&self, phase: u8) {
-        self.0.store(phase, Ordering::Relaxed);
+    fn set(&self, phase: u64) {
+        let changes = self.count() | PHASE_BITS;
+        self.0.store(changes + 1 + phase, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u8 {
+    fn get(&self) -> u64 {
+        self.count() & PHASE_BITS
+    }
+
+    fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 /// A TCP stream with deadlines and manners.
 pub struct Stream {
-    stream: TcpStream,
+    tcp: TcpStream,
     deadlines: Deadlines,
     phase: Phase,
-    /// The phase that was last seen waiting, and since when.
-    waiting: (u8, Instant),
+    /// The change of phase that was last seen waiting, and since when.
+    waiting: (u64, Instant),
     /// Since when the peer has taken nothing of what there is to write.
     stalled_since: Option<Instant>,
     /// Wakes up at a deadline or before it. It is moved when it fires, not with every request.
@@ -76,12 +83,12 @@ pub struct Stream {
 
 impl Stream {
     /// Guards a stream that was just accepted.
-    pub fn new(stream: TcpStream, deadlines: Deadlines, phase: Phase) -> Self {
+    pub fn new(tcp: TcpStream, deadlines: Deadlines, phase: Phase) -> Self {
         let now = Instant::now();
         Self {
-            stream,
+            tcp,
             deadlines,
-            waiting: (phase.get(), now),
+            waiting: (phase.count(), now),
             phase,
             stalled_since: None,
             alarm: Box::pin(sleep_until(now + deadlines.header)),
@@ -93,11 +100,11 @@ impl Stream {
 
     /// Ready when the peer has been silent for too long.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let phase = self.phase.get();
-        if self.waiting.0 != phase {
-            self.waiting = (phase, Instant::now());
+        let count = self.phase.count();
+        if self.waiting.0 != count {
+            self.waiting = (count, Instant::now());
         }
-        let for_bytes = match phase {
+        let for_bytes = match self.phase.get() {
             READING_HEAD => Some(self.waiting.1 + self.deadlines.header),
             IDLE => Some(self.waiting.1 + self.deadlines.idle),
             _ => None,
@@ -124,7 +131,7 @@ impl Stream {
     }
 
     fn poll_write_some(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        let polled = Pin::new(&mut self.tcp).poll_write(cx, bytes);
         if polled.is_ready() {
             self.stalled_since = None;
             return polled;
@@ -151,7 +158,7 @@ impl AsyncRead for Stream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        if Pin::new(&mut self.stream).poll_read(cx, buf)?.is_ready() {
+        if Pin::new(&mut self.tcp).poll_read(cx, buf)?.is_ready() {
             if buf.filled().len() > before {
                 self.heard = true;
                 if self.phase.get() == IDLE {
@@ -166,7 +173,7 @@ impl AsyncRead for Stream {
             let refusal = refusal(&ApiError::new(Kind::TooSlow, message));
             // There is nothing else in the socket's buffer, so this fits; and the peer is slow, so
             // it is not waited for.
-            let _ = self.stream.try_write(&refusal);
+            let _ = self.tcp.try_write(&refusal);
         }
         Poll::Ready(Err(error))
     }
@@ -192,7 +199,7 @@ impl AsyncWrite for Stream {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_substitute(cx))?;
-        Pin::new(&mut self.stream).poll_flush(cx)
+        Pin::new(&mut self.tcp).poll_flush(cx)
     }
 
     /// Says that there is no more to come, and then hears the peer out for a moment. A socket that is
@@ -202,13 +209,13 @@ impl AsyncWrite for Stream {
         let until = if let Some(until) = self.linger_until {
             until
         } else {
-            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+            ready!(Pin::new(&mut self.tcp).poll_shutdown(cx))?;
             *self.linger_until.insert(Instant::now() + LINGER)
         };
         let mut scratch = [0; 4096];
         loop {
             let mut scratch = ReadBuf::new(&mut scratch);
-            match Pin::new(&mut self.stream).poll_read(cx, &mut scratch) {
+            match Pin::new(&mut self.tcp).poll_read(cx, &mut scratch) {
                 Poll::Ready(Ok(())) if !scratch.filled().is_empty() && Instant::now() < until => {}
                 Poll::Ready(_) => return Poll::Ready(Ok(())),
                 Poll::Pending => return self.poll_alarm(cx, until).map(Ok),

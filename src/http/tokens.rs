@@ -162,7 +162,7 @@ impl RateLimit {
         let now_ns = now.saturating_duration_since(self.start).as_nanos();
         let now_ns = u64::try_from(now_ns).unwrap_or(u64::MAX);
         self.empty_at_ns
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |empty_at_ns| {
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |empty_at_ns| {
                 let next_ns = empty_at_ns.max(now_ns) + step_ns;
                 (next_ns <= now_ns + SECOND_NS).then_some(next_ns)
             })

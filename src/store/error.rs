@@ -58,8 +58,8 @@ pub enum OpenError {
     )]
     Newer {
         path: String,
-        found: i64,
-        known: i64,
+        found: u32,
+        known: u32,
     },
     #[error(
         "the store {path} refused `PRAGMA {pragma}` (it says {found}), so a 200 would not mean on disk; move it to a local disk"
@@ -69,6 +69,8 @@ pub enum OpenError {
         pragma: &'static str,
         found: String,
     },
+    #[error("the disk of the store {0} is full; make room on it and start again")]
+    Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]
     Held(String),
     #[error("cannot use the store {path}; if it is damaged, restore a backup")]

@@ -15,13 +15,14 @@ use crate::store::error::OpenError;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// "Plnt": marks the file as ours (`file plantstore.db` shows it).
-const APPLICATION_ID: i64 = 0x506c_6e74;
+const APPLICATION_ID: u32 = 0x506c_6e74;
 
 /// The schema, a step a version. A step that has been released is never changed.
 const MIGRATIONS: [&str; 1] = [include_str!(
     "../../../migrations/sqlite/0001_plants_and_tokens.sql"
 )];
-const VERSION: i64 = MIGRATIONS.len() as i64;
+const VERSION: u32 = 1;
+const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// Says that this process is the one that may serve or upgrade the store; ends with the process, however that ends.
 #[derive(Debug)]
@@ -178,7 +179,7 @@ fn set_and_read_back(
 fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let mut from = version(connection, path)?;
     while from < VERSION {
-        let step = MIGRATIONS[usize::try_from(from).unwrap_or_default()];
+        let step = MIGRATIONS[from as usize];
         from += 1;
         connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
@@ -194,8 +195,8 @@ fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
 }
 
 /// The version of the schema, 0 for an empty file.
-fn version(connection: &Connection, path: &Path) -> Result<i64, OpenError> {
-    let number = |sql: &str| -> Result<i64, OpenError> {
+fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
+    let number = |sql: &str| -> Result<u32, OpenError> {
         connection
             .query_row(sql, [], |row| row.get(0))
             .map_err(unusable(path))
@@ -233,6 +234,7 @@ fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
             OpenError::NotWritable { path, source }
         }
         Some(ErrorCode::DatabaseBusy) => OpenError::Held(path),
+        Some(ErrorCode::DiskFull) => OpenError::Full(path),
         _ => OpenError::Sqlite { path, source },
     }
 }

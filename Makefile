@@ -1,0 +1,55 @@
+# The few things people expect. `make test` is what CI runs; everything else is a part of it or takes longer.
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+TOOLS := $(TARGET)/tools
+DENY_VERSION := 0.20.2
+
+.PHONY: test check setup fmt lint docs deny build it schemathesis bench clean
+
+test: setup check deny it schemathesis
+	@echo "all is well"
+
+# What needs no network and no other program.
+check: fmt lint docs
+
+# Installs what the tests run: curl and sqlite3 (the README's commands), strace (faults), Python (Schemathesis).
+setup:
+	@scripts/install-missing curl sqlite3 strace python3 python3-venv
+
+fmt:
+	$(CARGO) fmt --check
+
+lint:
+	$(CARGO) clippy --all-targets --locked -- -D warnings
+
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --locked
+
+# Licences, sources, duplicates. Advisories need a database from the network and are a matter for `make advisories`.
+deny: $(TOOLS)/bin/cargo-deny
+	$(TOOLS)/bin/cargo-deny --locked check bans licenses sources
+
+advisories: $(TOOLS)/bin/cargo-deny
+	$(TOOLS)/bin/cargo-deny --locked check advisories
+
+$(TOOLS)/bin/cargo-deny:
+	$(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --debug --root $(TOOLS)
+
+build:
+	$(CARGO) build --release --locked
+
+it: build
+	$(CARGO) test --locked
+
+schemathesis: build
+	tests/schemathesis/run $(TARGET)/release/plantstore
+
+# How much of the floor's throughput is left when every plant is on disk before its answer.
+bench:
+	@scripts/install-missing wrk python3
+	$(CARGO) build --release --locked --example floor --bins
+	bench/run
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,57 @@
+//! The floor: the same HTTP stack, authenticating and decoding, that answers without storing anything.
+//! What it can do is what a store that costs nothing could do.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::post;
+use plantstore::http::error::ApiError;
+use plantstore::http::stream::Deadlines;
+use plantstore::http::{
+    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, connection, with_layers,
+};
+use plantstore::plant::NewPlant;
+use plantstore::store::Store;
+use plantstore::telemetry;
+use plantstore::writer::Writer;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+/// `floor ADDRESS STORE LOG_LEVEL`, with a store that has been made and served before.
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, address, store, log_level] = &arguments[..] else {
+        anyhow::bail!("usage: floor ADDRESS STORE LOG_LEVEL");
+    };
+    let _log = telemetry::start(log_level.parse()?);
+    let location = store.parse().map_err(anyhow::Error::msg)?;
+    let timeout = Duration::from_secs(60);
+    let (writer, _thread) = Writer::spawn(Store::open(&location)?, 4096, timeout);
+    let parts = Parts {
+        tokens: Tokens::new(Store::open(&location)?, writer.clone()),
+        writer,
+        body_limits: BodyLimits {
+            bytes_max: 1 << 20,
+            timeout,
+        },
+        draining: Draining::default(),
+    };
+    let router = with_layers(Router::new().route("/plants", post(answer)), parts);
+    let deadlines = Deadlines {
+        header: timeout,
+        idle: timeout,
+    };
+    let listener = TcpListener::bind(address).await?;
+    let stop = watch::Sender::new(());
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let connection = connection::serve(stream, router.clone(), deadlines, stop.subscribe());
+        tokio::spawn(connection);
+    }
+}
+
+async fn answer(_caller: Caller, JsonBody(body): JsonBody) -> Result<Created, ApiError> {
+    Ok(Created(NewPlant::from_json(&body)?.plant))
+}

@@ -1,0 +1,366 @@
+//! Errors: every row of the design's second table that needs no fault of the disk (those are in
+//! `faults`). `Answer::error` checks what all errors have in common.
+
+use crate::harness::{Server, run_ok};
+
+const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
+
+/// A request to add a plant with these header lines.
+fn request(headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!("POST /plants HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n{body}")
+}
+
+#[test]
+fn a_request_that_is_not_http_is_40000() {
+    let server = Server::start();
+    for bytes in [
+        "GARBAGE\r\n\r\n",
+        "GET / HTTP/3.0\r\n\r\n",
+        "GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        "G\u{1}T / HTTP/1.1\r\n\r\n",
+        "POST /plants HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        "POST /plants HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        "POST /plants HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n",
+    ] {
+        let mut client = server.connect();
+        client.send(bytes);
+        let answer = client.answer();
+        assert_eq!(answer.error(), 40000, "{bytes:?}");
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert!(client.is_closed());
+    }
+}
+
+#[test]
+fn a_request_that_is_not_http_after_a_good_one_is_40000() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.send("GET /openapi.json HTTP/1.1\r\n\r\nGARBAGE\r\n\r\n");
+    assert_eq!(client.answer().status, 200);
+    assert_eq!(client.answer().error(), 40000);
+}
+
+#[test]
+fn a_body_with_broken_framing_is_40000() {
+    let server = Server::start();
+    let head = format!(
+        "POST /plants HTTP/1.1\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n",
+        server.token()
+    );
+    let mut client = server.connect();
+    client.send(format!("{head}transfer-encoding: chunked\r\n\r\nxyz\r\n"));
+    assert_eq!(client.answer().error(), 40000);
+
+    let mut client = server.connect();
+    client.send(format!("{head}content-length: 100\r\n\r\n{{\"id\":1"));
+    client.finish();
+    assert_eq!(client.answer().error(), 40000);
+    assert_eq!(server.plants(), []);
+}
+
+#[test]
+fn a_body_that_is_not_json_is_40001_with_line_and_column() {
+    let server = Server::start();
+    for (body, place) in [
+        (&b""[..], "line 1 column 0"),
+        (b"{\"id\":1,\n\"name\":\"x\"", "line 2 column 10"),
+        (b"{\"id\":1,\"name\":\"\xff\"}", "line 1 column 17"),
+        (b"\xef\xbb\xbf{\"id\":1,\"name\":\"x\"}", "line 1 column 1"),
+        (b"{\"id\":1,\"name\":\"x\"} trailing", "line 1 column 21"),
+    ] {
+        let answer = server.add(body);
+        assert_eq!(answer.error(), 40001);
+        assert!(
+            answer.message().ends_with(&format!("{place}.")),
+            "{}",
+            answer.message()
+        );
+    }
+}
+
+#[test]
+fn a_body_that_is_no_plant_is_40002_and_names_every_problem_but_no_value() {
+    let server = Server::start();
+    let answer = server.add(r#"{"name":12345,"tag":["secret"]}"#);
+    assert_eq!(answer.error(), 40002);
+    let all = "id: missing; name: expected a string, found a number; tag: expected a string, found an array";
+    assert_eq!(answer.message(), format!("The body is not a plant: {all}."));
+}
+
+#[test]
+fn malformed_or_repeated_credentials_are_40003() {
+    let server = Server::start();
+    let token = server.token();
+    for headers in [
+        "authorization: Bearer\r\n".to_owned(),
+        "authorization: Bearer  \r\n".to_owned(),
+        format!("authorization: Bearer {token} {token}\r\n"),
+        format!("authorization: Bearer {token}, Bearer {token}\r\n"),
+        "authorization: Bearer \u{fc}mlaut\r\n".to_owned(),
+        "authorization: Bearer \"quoted\"\r\n".to_owned(),
+        format!("authorization: Bearer {token}\r\nauthorization: Bearer {token}\r\n"),
+        format!("authorization: Bearer {token}\r\nauthorization: Basic eDp5\r\n"),
+    ] {
+        let mut client = server.connect();
+        client.send(request(
+            &format!("{headers}content-type: application/json\r\n"),
+            "{}",
+        ));
+        let answer = client.answer();
+        assert_eq!(answer.error(), 40003, "{headers:?}");
+        let challenge = answer.header("www-authenticate");
+        assert_eq!(
+            challenge,
+            Some(r#"Bearer realm="plantstore", error="invalid_request""#)
+        );
+        assert!(!answer.body.contains(&token));
+    }
+}
+
+#[test]
+fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
+    let server = Server::start();
+    let token = server.token();
+    let plant = |bytes: usize| {
+        let around = r#"{"id":1,"name":""}"#.len();
+        format!(r#"{{"id":1,"name":"{}"}}"#, "x".repeat(bytes - around))
+    };
+    assert_eq!(server.add(plant(1 << 20)).status, 200);
+
+    // The rest of the body is on its way while the answer is; it must arrive all the same.
+    for bytes in [(1 << 20) + 1, 20 << 20] {
+        let mut client = server.connect();
+        client.send_as_far_as_it_goes(crate::harness::add_request(&token, plant(bytes).as_bytes()));
+        let answer = client.answer();
+        assert_eq!(answer.error(), 40013);
+        assert!(answer.message().contains("1048576"));
+    }
+
+    let head = format!(
+        "POST /plants HTTP/1.1\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n\
+         transfer-encoding: chunked\r\n\r\n"
+    );
+    let mut client = server.connect();
+    client.send(head);
+    for _ in 0..17 {
+        client.send_as_far_as_it_goes(format!("10000\r\n{}\r\n", " ".repeat(0x10000)));
+    }
+    assert_eq!(client.answer().error(), 40013);
+}
+
+#[test]
+fn a_limit_of_another_size_holds() {
+    let server = Server::start_with(&["--max-body-bytes", "20"]);
+    server.add_ok(r#"{"id":1,"name":"xx"}"#);
+    assert_eq!(server.add(r#"{"id":1,"name":"xxx"}"#).error(), 40013);
+}
+
+#[test]
+fn another_content_type_or_an_encoded_body_is_40015() {
+    let server = Server::start();
+    let token = server.token();
+    let send = |headers: &str| {
+        let mut client = server.connect();
+        let body = r#"{"id":1,"name":"x"}"#;
+        client.send(request(
+            &format!("authorization: Bearer {token}\r\n{headers}"),
+            body,
+        ));
+        client.answer()
+    };
+    for headers in [
+        "",
+        "content-type: text/plain\r\n",
+        "content-type: application/jsonx\r\n",
+        "content-type: application/vnd.api+json\r\n",
+        "content-type:\r\n",
+        "content-type: application/json\r\ncontent-type: application/json\r\n",
+        "content-type: application/json\r\ncontent-encoding: gzip\r\n",
+    ] {
+        assert_eq!(send(headers).error(), 40015, "{headers:?}");
+    }
+    for headers in [
+        "content-type: application/json; charset=utf-8\r\n",
+        "content-type: Application/JSON ;x=y\r\n",
+        "content-type: application/json\r\ncontent-encoding: identity\r\n",
+    ] {
+        assert_eq!(send(headers).status, 200, "{headers:?}");
+    }
+}
+
+#[test]
+fn no_credentials_are_40100_with_a_challenge() {
+    let server = Server::start();
+    for headers in ["", "authorization: Basic eDp5\r\n", "authorization: \r\n"] {
+        let mut client = server.connect();
+        client.send(request(
+            &format!("{headers}content-type: application/json\r\n"),
+            "{}",
+        ));
+        let answer = client.answer();
+        assert_eq!(answer.error(), 40100, "{headers:?}");
+        assert_eq!(
+            answer.header("www-authenticate"),
+            Some(r#"Bearer realm="plantstore""#)
+        );
+    }
+}
+
+#[test]
+fn unknown_and_revoked_tokens_are_40101_and_expired_ones_40102() {
+    let server = Server::start();
+    let directory = server.directory();
+    run_ok(
+        directory,
+        &["token", "create", "old", "--expires-in", "1ms"],
+    );
+    let revoked = run_ok(directory, &["token", "create", "gone"]);
+    run_ok(directory, &["token", "revoke", "gone"]);
+    let expired = run_ok(
+        directory,
+        &["token", "create", "brief", "--expires-in", "1ms"],
+    );
+    let stranger = run_ok(
+        crate::harness::directory().path(),
+        &["token", "create", "x"],
+    );
+    let mut mistyped = server.token();
+    mistyped.pop();
+    for (token, error) in [
+        ("x", 40101),
+        (mistyped.as_str(), 40101),
+        (stranger.trim(), 40101),
+        (revoked.trim(), 40101),
+        (expired.trim(), 40102),
+    ] {
+        let answer = server.connect().add(token, BODY);
+        assert_eq!(answer.error(), error);
+        let challenge = answer.header("www-authenticate");
+        assert_eq!(
+            challenge,
+            Some(r#"Bearer realm="plantstore", error="invalid_token""#)
+        );
+        assert!(token.len() < 5 || !answer.body.contains(token));
+    }
+}
+
+#[test]
+fn credentials_are_checked_before_the_body_is_read() {
+    let server = Server::start();
+    let mut client = server.connect();
+    // Neither the type nor the size of a stranger's body matters, and not a byte of it is waited for.
+    client.send(
+        "POST /plants HTTP/1.1\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
+    );
+    assert_eq!(client.answer().error(), 40100);
+
+    let mut client = server.connect();
+    client.send(
+        "POST /plants HTTP/1.1\r\nauthorization: Bearer x\r\nexpect: 100-continue\r\n\
+         content-type: application/json\r\ncontent-length: 10\r\n\r\n",
+    );
+    assert_eq!(client.answer().error(), 40101);
+}
+
+#[test]
+fn another_path_is_40400_and_another_method_40500_with_allow() {
+    let server = Server::start();
+    let mut client = server.connect();
+    for path in [
+        "/",
+        "/plants/",
+        "/plants/1",
+        "/Plants",
+        "/openapi",
+        "//plants",
+        "/plants%2f",
+    ] {
+        assert_eq!(
+            client.request(&format!("GET {path}"), "").error(),
+            40400,
+            "{path}"
+        );
+    }
+    for (request, allow) in [
+        ("GET /plants", "POST"),
+        ("PUT /plants", "POST"),
+        ("DELETE /plants", "POST"),
+        ("OPTIONS /plants", "POST"),
+        ("BREW /plants", "POST"),
+        ("POST /openapi.json", "GET,HEAD"),
+        ("DELETE /openapi.yaml", "GET,HEAD"),
+    ] {
+        let answer = client.request(request, "");
+        assert_eq!(answer.error(), 40500, "{request}");
+        assert_eq!(answer.header("allow"), Some(allow), "{request}");
+    }
+}
+
+#[test]
+fn a_head_that_is_too_slow_is_40800() {
+    let server = Server::start_with(&["--header-timeout", "200ms"]);
+    let mut client = server.connect();
+    client.send("POST /plants HTTP/1.1\r\nhost:");
+    assert_eq!(client.answer().error(), 40800);
+    assert!(client.is_closed());
+
+    // Also when there was a request before on the connection.
+    let mut client = server.connect();
+    assert_eq!(client.add(&server.token(), BODY).status, 200);
+    client.send("POST");
+    assert_eq!(client.answer().error(), 40800);
+}
+
+#[test]
+fn a_body_that_is_too_slow_is_40800() {
+    let server = Server::start_with(&["--body-timeout", "200ms"]);
+    let request = crate::harness::add_request(&server.token(), BODY);
+    let mut client = server.connect();
+    client.send(&request[..request.len() - 1]);
+    assert_eq!(client.answer().error(), 40800);
+    assert!(client.is_closed());
+    assert_eq!(server.plants(), []);
+}
+
+#[test]
+fn a_token_over_its_rate_limit_gets_42900_and_retry_after() {
+    let server = Server::start();
+    let token = run_ok(
+        server.directory(),
+        &["token", "create", "slow", "--rate-limit", "1"],
+    );
+    let mut client = server.connect();
+    let answers: Vec<_> = (0..20).map(|_| client.add(token.trim(), BODY)).collect();
+    assert_eq!(answers[0].status, 200);
+    let refused: Vec<_> = answers
+        .iter()
+        .filter(|answer| answer.status != 200)
+        .collect();
+    assert!(refused.len() >= 10, "{answers:?}");
+    for answer in refused {
+        assert_eq!(answer.error(), 42900);
+        assert_eq!(answer.header("retry-after"), Some("1"));
+    }
+    // It holds for that token alone.
+    assert_eq!(client.add(&server.token(), BODY).status, 200);
+}
+
+#[test]
+fn a_head_that_is_too_large_is_43100() {
+    let server = Server::start();
+    for request in [
+        format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(16 << 10)),
+        format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(300 << 10)),
+        format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100 << 10)),
+        format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(200)),
+    ] {
+        let mut client = server.connect();
+        client.send_as_far_as_it_goes(request);
+        assert_eq!(client.answer().error(), 43100);
+    }
+    let answer = server
+        .connect()
+        .request("GET /", &format!("x: {}\r\n", "x".repeat(15 << 10)));
+    assert_eq!(answer.error(), 40400);
+}

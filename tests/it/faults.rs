@@ -1,0 +1,209 @@
+//! What the disk can do to us: every row of the catalogue that needs a fault, and the traps of the
+//! design. `strace` makes the faults, in the real binary.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Answer, Client, Server, directory};
+
+fn plant(id: usize) -> String {
+    format!(r#"{{"id":{id},"name":"plant {id}"}}"#)
+}
+
+/// Adds this many plants at once, each from a client of its own.
+fn add_at_once(server: &Server, ids: std::ops::Range<usize>) -> Vec<Option<Answer>> {
+    let token = server.token();
+    let clients: Vec<_> = ids
+        .map(|id| {
+            let (address, token) = (server.address(), token.clone());
+            thread::spawn(move || {
+                let mut client = Client::connect(address);
+                client.send_add(&token, plant(id).as_bytes());
+                client.try_answer()
+            })
+        })
+        .collect();
+    clients
+        .into_iter()
+        .map(|client| client.join().expect("no panic"))
+        .collect()
+}
+
+#[test]
+fn after_a_failed_fsync_nothing_is_acknowledged_and_the_process_ends() {
+    let directory = directory();
+    Server::start_in(directory.path(), &[]).add_ok(plant(0));
+    let strace = [
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:error=EIO:when=6+",
+    ];
+    let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let mut acknowledged = vec![0];
+    let mut lost = None;
+    for id in 1..20 {
+        let answer = server.add(plant(id));
+        if answer.status != 200 {
+            lost = Some(answer);
+            break;
+        }
+        acknowledged.push(id);
+    }
+    let lost = lost.expect("an fsync that failed");
+    assert_eq!(lost.error(), 50301);
+    assert_eq!(lost.header("retry-after"), Some("1"));
+    assert_eq!(server.wait_for_exit().code(), Some(1));
+    let logged = server.everything_logged();
+    assert!(
+        logged.contains("the store can no longer be trusted"),
+        "{logged}"
+    );
+    // What was answered is there, and the service takes adds again.
+    assert!(acknowledged.len() > 1, "{acknowledged:?}");
+    let server = Server::start_in(directory.path(), &[]);
+    let stored: Vec<_> = server.plants().into_iter().map(|(id, ..)| id).collect();
+    assert!(
+        acknowledged
+            .iter()
+            .all(|id| stored.contains(&i64::try_from(*id).expect("small")))
+    );
+    for id in 0..20 {
+        server.add_ok(plant(id));
+    }
+}
+
+#[test]
+fn a_full_disk_is_50302_until_there_is_room_without_a_restart() {
+    let directory = directory();
+    let mut before = Server::start_in(directory.path(), &[]);
+    before.add_ok(plant(0));
+    assert!(before.terminate().success());
+    // `strace` counts for each thread; this is the writer's.
+    let strace = [
+        "-e",
+        "trace=pwrite64",
+        "-e",
+        "inject=pwrite64:error=ENOSPC:when=30..60",
+    ];
+    let server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let mut refused = 0;
+    let mut last = 0;
+    for id in 1..200 {
+        last = id;
+        let answer = server.add(plant(id));
+        if answer.status != 200 {
+            assert_eq!(answer.error(), 50302);
+            assert_eq!(answer.header("retry-after"), Some("1"));
+            refused += 1;
+        } else if refused > 0 {
+            break;
+        }
+    }
+    assert!(refused > 0);
+    for id in 0..=last {
+        server.add_ok(plant(id));
+    }
+    assert_eq!(server.plants().len(), last + 1);
+}
+
+#[test]
+fn a_full_queue_is_50300_at_once_and_what_was_refused_is_not_stored() {
+    let directory = directory();
+    let strace = [
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:delay_enter=300000",
+    ];
+    let server = Server::start_under_strace(directory.path(), &strace, &["--max-queue", "2"]);
+    server.add_ok(plant(0));
+    let answers = add_at_once(&server, 1..30);
+    let mut stored = vec![0];
+    let mut refused = 0;
+    for (id, answer) in (1..30).zip(answers) {
+        let answer = answer.expect("an answer");
+        if answer.status == 200 {
+            stored.push(id);
+        } else {
+            assert_eq!(answer.error(), 50300);
+            assert_eq!(answer.header("retry-after"), Some("1"));
+            refused += 1;
+        }
+    }
+    assert!(
+        refused > 0 && stored.len() > 1,
+        "{refused} refused, {stored:?} stored"
+    );
+    let found: Vec<_> = server.plants().into_iter().map(|(id, ..)| id).collect();
+    assert_eq!(found, stored);
+}
+
+#[test]
+fn a_store_that_does_not_answer_in_time_is_50301() {
+    let directory = directory();
+    let strace = [
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:delay_enter=700000",
+    ];
+    let server =
+        Server::start_under_strace(directory.path(), &strace, &["--store-timeout", "100ms"]);
+    assert_eq!(server.add(plant(1)).error(), 50301);
+}
+
+#[test]
+fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
+    let directory = directory();
+    let strace = [
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:delay_enter=400000",
+    ];
+    let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let token = server.token();
+    // The note that the token was used must not be what is being synced.
+    server.add_ok(plant(0));
+    thread::sleep(Duration::from_millis(500));
+
+    let mut first = server.connect();
+    first.send_add(&token, plant(1).as_bytes());
+    thread::sleep(Duration::from_millis(100));
+    let mut second = server.connect();
+    second.send_add(&token, plant(1).as_bytes());
+    thread::sleep(Duration::from_millis(100));
+    // Both are in the service, the sync has not returned, and so nobody has been told anything.
+    server.kill();
+    assert!(first.try_answer().is_none());
+    assert!(second.try_answer().is_none());
+}
+
+#[test]
+fn a_drain_commits_what_the_writer_holds() {
+    let directory = directory();
+    let strace = [
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:delay_enter=300000",
+    ];
+    let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let token = server.token();
+    let mut clients: Vec<_> = (0..20).map(|_| server.connect()).collect();
+    for (id, client) in clients.iter_mut().enumerate() {
+        client.send_add(&token, plant(id).as_bytes());
+    }
+    server.wait_for_connection();
+    server.signal("-TERM");
+    for client in &mut clients {
+        let answer = client.answer();
+        assert_eq!(
+            (answer.status, answer.header("connection")),
+            (200, Some("close"))
+        );
+    }
+    assert_eq!(server.wait_for_exit().code(), Some(0));
+    assert_eq!(server.plants().len(), 20);
+}

@@ -1,0 +1,170 @@
+//! A client that sends what it is told to, byte by byte, and reads one answer at a time.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+
+use serde_json::Value;
+
+use super::PATIENCE;
+
+/// One connection.
+pub struct Client {
+    stream: BufReader<TcpStream>,
+}
+
+/// An answer, whole.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl Client {
+    pub fn connect(address: SocketAddr) -> Self {
+        Self::try_connect(address).expect("a connection")
+    }
+
+    pub fn try_connect(address: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// Sends these bytes and nothing else.
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream
+            .get_mut()
+            .write_all(bytes.as_ref())
+            .expect("the server listens");
+    }
+
+    /// Sends what it can of these bytes to a server that may hang up.
+    pub fn send_as_far_as_it_goes(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = self.stream.get_mut().write_all(bytes.as_ref());
+    }
+
+    /// Says that there is no more to come.
+    pub fn finish(&mut self) {
+        self.stream
+            .get_mut()
+            .shutdown(Shutdown::Write)
+            .expect("it was open");
+    }
+
+    /// Sends a request to add a plant.
+    pub fn send_add(&mut self, token: &str, body: &[u8]) {
+        self.send(add_request(token, body));
+    }
+
+    /// Adds a plant.
+    pub fn add(&mut self, token: &str, body: &[u8]) -> Answer {
+        self.send_add(token, body);
+        self.answer()
+    }
+
+    /// Sends a request with these header lines, and without a body.
+    pub fn request(&mut self, method_and_path: &str, headers: &str) -> Answer {
+        self.send(format!(
+            "{method_and_path} HTTP/1.1\r\nhost: x\r\n{headers}\r\n"
+        ));
+        self.answer()
+    }
+
+    pub fn answer(&mut self) -> Answer {
+        self.try_answer().expect("an answer")
+    }
+
+    /// The next answer, or none if the server hangs up instead.
+    pub fn try_answer(&mut self) -> Option<Answer> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).ok()?;
+        let status = line.split(' ').nth(1)?.parse().expect("a status");
+        let mut headers = Vec::new();
+        loop {
+            let mut line = String::new();
+            self.stream.read_line(&mut line).ok()?;
+            let Some((name, value)) = line.trim_end().split_once(": ") else {
+                assert_eq!(line, "\r\n", "a head that breaks off");
+                break;
+            };
+            headers.push((name.to_ascii_lowercase(), value.to_owned()));
+        }
+        let mut answer = Answer {
+            status,
+            headers,
+            body: String::new(),
+        };
+        let length: u64 = answer
+            .header("content-length")
+            .map_or(0, |n| n.parse().expect("a length"));
+        let read = self
+            .stream
+            .by_ref()
+            .take(length)
+            .read_to_string(&mut answer.body);
+        assert_eq!(
+            read.ok(),
+            usize::try_from(length).ok(),
+            "a body that breaks off"
+        );
+        Some(answer)
+    }
+
+    /// Whether the server hangs up without another byte.
+    pub fn is_closed(&mut self) -> bool {
+        match self.stream.read(&mut [0]) {
+            Ok(bytes) => bytes == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+/// The bytes of a request to add a plant.
+pub fn add_request(token: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut found = self.headers.iter().filter(|(header, _)| header == name);
+        found.next().map(|(_, value)| value.as_str())
+    }
+
+    pub fn json(&self) -> Value {
+        assert_eq!(
+            self.header("content-type"),
+            Some("application/json"),
+            "{self:?}"
+        );
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+
+    /// The number of an error, once all that every error has is found to be there.
+    pub fn error(&self) -> u64 {
+        let body = self.json();
+        let number = body["error"].as_u64().unwrap_or_else(|| panic!("{self:?}"));
+        let message = body["message"].as_str().expect("a message");
+        assert!(message.ends_with('.') && message.len() > 10, "{message}");
+        assert_eq!(body.as_object().map(serde_json::Map::len), Some(2));
+        assert_eq!(u64::from(self.status), number / 100);
+        assert!(self.header("x-request-id").is_some(), "{self:?}");
+        number
+    }
+
+    pub fn message(&self) -> String {
+        self.json()["message"]
+            .as_str()
+            .expect("a message")
+            .to_owned()
+    }
+}

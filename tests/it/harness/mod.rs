@@ -1,0 +1,272 @@
+//! The binary, started on a free port with a fresh store, and a client that says exactly what it is
+//! told to. Every wait is bounded; what was started is stopped.
+
+mod client;
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, OpenFlags};
+use serde_json::Value;
+use tempfile::TempDir;
+
+pub use client::{Answer, Client, add_request};
+
+/// Far longer than anything takes: a wait that ends here is a failure.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A directory for one test.
+pub fn directory() -> TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+/// The binary, with nothing of the environment that could change what it does.
+pub fn plantstore(directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plantstore"));
+    command.current_dir(directory).stdin(Stdio::null());
+    let settings = std::env::vars_os().map(|(name, _)| name);
+    for name in settings.filter(|name| name.to_string_lossy().starts_with("PLANTSTORE_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs a command of the binary to its end.
+pub fn run(directory: &Path, arguments: &[&str]) -> Output {
+    let output = plantstore(directory).args(arguments).output();
+    output.expect("the binary runs")
+}
+
+/// Runs a command that must go well; gives its standard output.
+pub fn run_ok(directory: &Path, arguments: &[&str]) -> String {
+    let output = run(directory, arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Waits for a fact.
+pub fn wait_until(what: &str, mut fact: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !fact() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for a process to end by itself.
+pub fn wait_for_exit(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_until("the process ends", || {
+        status = child.try_wait().expect("a child");
+        status.is_some()
+    });
+    status.expect("just seen")
+}
+
+/// Where a service keeps its files, and whether that goes with it.
+enum Place {
+    Own(TempDir),
+    Given(PathBuf),
+}
+
+/// A running service.
+pub struct Server {
+    child: Child,
+    address: SocketAddr,
+    directory: Place,
+    lines: Receiver<String>,
+    seen: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// On a fresh store.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// On a fresh store, with these arguments.
+    pub fn start_with(arguments: &[&str]) -> Self {
+        let directory = directory();
+        let mut server = Self::start_in(directory.path(), arguments);
+        server.directory = Place::Own(directory);
+        server
+    }
+
+    /// On `plantstore.db` in this directory.
+    pub fn start_in(directory: &Path, arguments: &[&str]) -> Self {
+        let mut command = plantstore(directory);
+        command
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(arguments);
+        Self::start_command(command, directory)
+    }
+
+    /// Under `strace`, which does to its system calls what it is told to. (With `-D` the process that
+    /// is started is the service, and `strace` is its grandchild.)
+    pub fn start_under_strace(directory: &Path, strace: &[&str], arguments: &[&str]) -> Self {
+        let plain = plantstore(directory);
+        let mut command = Command::new("strace");
+        command
+            .args(["-D", "-f", "-qq", "-o", "strace.out"])
+            .args(strace)
+            .arg(plain.get_program())
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(arguments)
+            .current_dir(directory)
+            .stdin(Stdio::null());
+        Self::start_command(command, directory)
+    }
+
+    fn start_command(mut command: Command, directory: &Path) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
+        let stderr = child.stderr.take().expect("a pipe");
+        let (sender, lines) = channel();
+        let seen = Arc::new(Mutex::new(String::new()));
+        let for_thread = Arc::clone(&seen);
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let _ = writeln!(for_thread.lock().expect("no panic"), "{line}");
+                let _ = sender.send(line);
+            }
+        });
+        let mut server = Self {
+            child,
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            directory: Place::Given(directory.to_owned()),
+            lines,
+            seen,
+        };
+        let listening = server.wait_for_line(|line| line["message"] == "listening");
+        let address = listening["address"].as_str().expect("an address");
+        server.address = address.parse().expect("an address");
+        server
+    }
+
+    /// The next line of the log that is so.
+    pub fn wait_for_line(&self, is_so: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => match serde_json::from_str(&line) {
+                    Ok(line) if is_so(&line) => return line,
+                    _ => {}
+                },
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    panic!("no such line in the log:\n{}", self.everything_logged())
+                }
+            }
+        }
+    }
+
+    /// All of standard error so far.
+    pub fn everything_logged(&self) -> String {
+        self.seen.lock().expect("no panic").clone()
+    }
+
+    /// The system calls that `strace` has written down so far.
+    pub fn trace(&self) -> String {
+        std::fs::read_to_string(self.directory().join("strace.out")).unwrap_or_default()
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn directory(&self) -> &Path {
+        match &self.directory {
+            Place::Own(directory) => directory.path(),
+            Place::Given(directory) => directory,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The first token.
+    pub fn token(&self) -> String {
+        let token = std::fs::read_to_string(self.directory().join("plantstore.token"));
+        token.expect("the first token").trim().to_owned()
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::connect(self.address)
+    }
+
+    /// Adds a plant with the first token.
+    pub fn add(&self, body: impl AsRef<[u8]>) -> Answer {
+        self.connect().add(&self.token(), body.as_ref())
+    }
+
+    /// Adds a plant that must be taken.
+    pub fn add_ok(&self, body: impl AsRef<[u8]>) {
+        let answer = self.add(body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+
+    /// Waits until what was connected before is accepted: connections are accepted in order.
+    pub fn wait_for_connection(&self) {
+        assert_eq!(self.connect().request("GET /", "").status, 404);
+    }
+
+    /// Ends it as a power switch would, but for the page cache.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it was running");
+        self.child.wait().expect("a child");
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill")
+            .args([signal, &self.pid().to_string()])
+            .status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// SIGTERM, and how it ended.
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.signal("-TERM");
+        self.wait_for_exit()
+    }
+
+    pub fn wait_for_exit(&mut self) -> ExitStatus {
+        wait_for_exit(&mut self.child)
+    }
+
+    /// What is stored.
+    pub fn plants(&self) -> Vec<(i64, String, Option<String>)> {
+        plants(self.directory())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What is stored in `plantstore.db` of this directory.
+pub fn plants(directory: &Path) -> Vec<(i64, String, Option<String>)> {
+    let store = open(directory);
+    let mut select = store
+        .prepare("SELECT id, name, tag FROM plants ORDER BY id")
+        .expect("SQL");
+    let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
+    rows.expect("rows").collect::<Result<_, _>>().expect("rows")
+}
+
+/// The database of this directory, to read.
+pub fn open(directory: &Path) -> Connection {
+    let path = directory.join("plantstore.db");
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE);
+    connection.expect("the database")
+}

@@ -1,0 +1,156 @@
+//! The house: imports point one way, in the order of reading; files stay small; the map is short.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every module, a line a floor: one may import from the floors below its own, never from above.
+/// Within `http`, `store` and the like, the order is that of the list.
+const FLOORS: [&[&str]; 23] = [
+    &["main"],
+    &["lib"],
+    &["cli"],
+    &["cli::serve", "cli::token", "cli::openapi"],
+    &["server"],
+    &["server::first_run"],
+    &["config"],
+    &["http"],
+    &["http::connection"],
+    &["http::create_plant", "http::docs"],
+    &["http::auth"],
+    &["http::tokens"],
+    &["http::stream"],
+    &["http::request_log"],
+    &["http::error"],
+    &["writer"],
+    &["store"],
+    &["store::sqlite"],
+    &["store::sqlite::open"],
+    &["store::error"],
+    &["store::contract"],
+    &["plant", "token"],
+    &["telemetry"],
+];
+
+fn floor(module: &str) -> usize {
+    let found = FLOORS.iter().position(|floor| floor.contains(&module));
+    found.unwrap_or_else(|| panic!("{module} has no place in the house"))
+}
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn modules() -> Vec<(String, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let name = |path: &Path| {
+        let path = path
+            .strip_prefix(&src)
+            .expect("below src")
+            .with_extension("");
+        let parts: Vec<_> = path
+            .iter()
+            .map(|part| part.to_str().expect("UTF-8"))
+            .collect();
+        parts.join("::").trim_end_matches("::mod").to_owned()
+    };
+    let modules = files
+        .iter()
+        .map(|path| (name(path), fs::read_to_string(path).expect("a file")));
+    modules
+        .filter(|(name, _)| !name.split("::").any(|part| part == "tests"))
+        .collect()
+}
+
+/// The modules that a file names with `crate::…`, as deep as they go.
+fn imports(source: &str) -> BTreeSet<String> {
+    let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+    let known: Vec<&str> = FLOORS
+        .iter()
+        .flat_map(|floor| floor.iter().copied())
+        .collect();
+    let mut found = BTreeSet::new();
+    for path in code.split("crate::").skip(1) {
+        let statement = path.split(';').next().unwrap_or_default();
+        let (base, group) = statement.split_once('{').unwrap_or((statement, ""));
+        let items = group
+            .split([',', '}', '\n'])
+            .map(str::trim)
+            .filter(|item| !item.is_empty());
+        let paths: Vec<String> = if group.is_empty() {
+            vec![base.to_owned()]
+        } else {
+            items.map(|item| format!("{base}{item}")).collect()
+        };
+        for path in paths {
+            let end = path.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+            let path = &path[..end.unwrap_or(path.len())];
+            let deepest = known
+                .iter()
+                .filter(|module| path == **module || path.starts_with(&format!("{module}::")))
+                .max_by_key(|module| module.len());
+            found.insert(
+                deepest
+                    .unwrap_or_else(|| panic!("crate::{path}?"))
+                    .to_string(),
+            );
+        }
+    }
+    found
+}
+
+#[test]
+fn imports_point_one_way() {
+    let modules = modules();
+    assert!(modules.len() > 20);
+    for (module, source) in &modules {
+        let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+        assert!(
+            !code.contains("super::"),
+            "{module} imports from its parent"
+        );
+        for imported in imports(source) {
+            assert!(
+                floor(&imported) > floor(module),
+                "{module} imports {imported}, which stands above it"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_for_and_stays_small() {
+    for (module, source) in modules() {
+        assert!(
+            source.starts_with("//! "),
+            "{module} does not say what it is for"
+        );
+        let lines = source.lines().count();
+        assert!(
+            lines <= 400,
+            "{module} has {lines} lines and is probably two things"
+        );
+        for (number, line) in source.lines().enumerate() {
+            assert!(!line.contains(".unwrap()"), "{module}:{}", number + 1);
+        }
+    }
+}
+
+#[test]
+fn the_map_of_the_house_is_short_and_names_every_file() {
+    let map = include_str!("../../ARCHITECTURE.md");
+    assert!(map.lines().count() < 150);
+    for (module, _) in modules() {
+        let name = module.rsplit("::").next().expect("a name");
+        assert!(map.contains(name), "ARCHITECTURE.md does not know {module}");
+    }
+}

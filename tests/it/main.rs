@@ -1,0 +1,15 @@
+//! Black-box tests of the real binary: a file a subject, facts as names.
+
+mod catalogue;
+mod command_line;
+mod contract;
+mod errors;
+mod faults;
+mod first_run;
+mod harness;
+mod house;
+mod log;
+mod readme;
+mod serving;
+mod store;
+mod tokens;

@@ -1,0 +1,179 @@
+//! Connections: deadlines, the cap, and the drain.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Client, Server, add_request, directory, wait_until};
+
+const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
+
+#[test]
+fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
+    let server = Server::start_with(&["--idle-timeout", "400ms", "--header-timeout", "60s"]);
+    let token = server.token();
+    let mut client = server.connect();
+    for _ in 0..5 {
+        thread::sleep(Duration::from_millis(100)); // in all longer than the deadline
+        assert_eq!(client.add(&token, BODY).status, 200);
+    }
+    assert!(client.is_closed());
+}
+
+#[test]
+fn a_connection_on_which_nothing_is_ever_said_is_closed() {
+    let server = Server::start_with(&["--header-timeout", "200ms", "--idle-timeout", "60s"]);
+    assert!(server.connect().is_closed());
+}
+
+#[test]
+fn a_client_that_does_not_take_its_answers_is_cut_off() {
+    let server = Server::start_with(&["--idle-timeout", "300ms", "--max-connections", "1"]);
+    let mut deaf = server.connect();
+    // Asks for more than the kernel's buffers hold, and reads none of it.
+    for _ in 0..20 {
+        deaf.send_as_far_as_it_goes("GET /openapi.json HTTP/1.1\r\n\r\n".repeat(1000));
+    }
+    // The one slot is free again.
+    assert_eq!(server.add(BODY).status, 200);
+}
+
+#[test]
+fn more_connections_than_the_cap_wait_for_their_turn() {
+    let server = Server::start_with(&["--max-connections", "2"]);
+    let token = server.token();
+    let mut first = server.connect();
+    let mut second = server.connect();
+    assert_eq!(first.add(&token, BODY).status, 200);
+    assert_eq!(second.add(&token, BODY).status, 200);
+    let mut third = server.connect();
+    third.send_add(&token, br#"{"id":3,"name":"third"}"#);
+    assert_eq!(first.add(&token, BODY).status, 200);
+    assert_eq!(
+        server.plants().len(),
+        1,
+        "the third was served beside two others"
+    );
+    drop(first);
+    assert_eq!(third.answer().status, 200);
+}
+
+#[test]
+fn a_client_that_has_said_all_it_wants_to_say_gets_its_answer() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.send_add(&server.token(), BODY);
+    client.finish();
+    assert_eq!(client.answer().status, 200);
+    assert!(client.is_closed());
+}
+
+#[test]
+fn requests_on_one_connection_are_answered_in_order_also_when_sent_at_once() {
+    let server = Server::start();
+    let token = server.token();
+    let mut client = server.connect();
+    let plant = |id: usize| format!(r#"{{"id":{id},"name":"plant {id}"}}"#);
+    let requests: Vec<u8> = (0..50)
+        .flat_map(|id| add_request(&token, plant(id).as_bytes()))
+        .collect();
+    client.send(requests);
+    for id in 0..50 {
+        assert_eq!(client.answer().json()["name"], format!("plant {id}"));
+    }
+}
+
+#[test]
+fn a_body_may_be_chunked_and_waited_for_with_100_continue() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.send(format!(
+        "POST /plants HTTP/1.1\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
+         expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n",
+        server.token()
+    ));
+    assert_eq!(client.answer().status, 100);
+    client.send("8\r\n{\"id\":1,\r\n");
+    client.send("b\r\n\"name\":\"x\"}\r\n0\r\n\r\n");
+    assert_eq!(client.answer().status, 200);
+}
+
+#[test]
+fn small_answers_are_not_held_back_by_the_kernel() {
+    let directory = directory();
+    let strace = ["-e", "trace=setsockopt"];
+    let server = Server::start_under_strace(directory.path(), &strace, &[]);
+    server.add_ok(BODY);
+    wait_until("TCP_NODELAY is set", || {
+        server.trace().contains("TCP_NODELAY, [1]")
+    });
+}
+
+#[test]
+fn sigterm_and_ctrl_c_answer_what_was_accepted_and_end_with_0() {
+    for signal in ["-TERM", "-INT"] {
+        let mut server = Server::start();
+        let request = add_request(&server.token(), BODY);
+        let (most, rest) = request.split_at(request.len() - 5);
+        let mut half_way = server.connect();
+        half_way.send(most);
+        let mut idle = server.connect();
+        assert_eq!(idle.request("GET /", "").status, 404);
+
+        server.signal(signal);
+        server.wait_for_line(|line| line["message"] == "draining");
+        wait_until("new connections are refused", || {
+            Client::try_connect(server.address()).is_err()
+        });
+        assert!(idle.is_closed());
+        half_way.send(rest);
+        let answer = half_way.answer();
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert!(half_way.is_closed());
+
+        assert_eq!(server.wait_for_exit().code(), Some(0));
+        assert_eq!(server.plants().len(), 1);
+        let left: Vec<_> = std::fs::read_dir(server.directory())
+            .expect("a directory")
+            .collect();
+        assert_eq!(
+            left.len(),
+            3,
+            "a clean end leaves the database, its lock and the token: {left:?}"
+        );
+    }
+}
+
+#[test]
+fn a_request_that_crosses_the_drain_is_answered() {
+    let mut server = Server::start();
+    let token = server.token();
+    let mut client = server.connect();
+    assert_eq!(client.add(&token, BODY).status, 200);
+    server.signal("-TERM");
+    server.wait_for_line(|line| line["message"] == "draining");
+    let answer = client.add(&token, br#"{"id":2,"name":"late"}"#);
+    assert_eq!(
+        (answer.status, answer.header("connection")),
+        (200, Some("close"))
+    );
+    assert_eq!(server.wait_for_exit().code(), Some(0));
+    assert_eq!(server.plants().len(), 2);
+}
+
+#[test]
+fn a_drain_ends_at_its_limit_or_when_asked_twice() {
+    let mut server = Server::start_with(&["--drain-timeout", "300ms"]);
+    let mut stuck = server.connect();
+    stuck.send("POST");
+    server.wait_for_connection();
+    assert_eq!(server.terminate().code(), Some(0));
+
+    let mut server = Server::start_with(&["--drain-timeout", "10m"]);
+    let mut stuck = server.connect();
+    stuck.send("POST");
+    server.wait_for_connection();
+    server.signal("-TERM");
+    server.wait_for_line(|line| line["message"] == "draining");
+    assert_eq!(server.terminate().code(), Some(0));
+}

@@ -1,0 +1,231 @@
+//! The store as a file: its lock, its modes, its versions, and what is said when it cannot be used.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use crate::harness::{Server, directory, open, plantstore, run, run_ok, wait_until};
+
+/// Starts a server that must not start; gives the sentence it ends with.
+fn refusal(directory: &Path, arguments: &[&str]) -> String {
+    let arguments = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
+    let output = run(directory, &arguments);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    stderr
+}
+
+#[test]
+fn two_servers_cannot_share_a_store_but_commands_work_beside_one() {
+    let mut server = Server::start();
+    let sentence = refusal(server.directory(), &[]);
+    assert!(
+        sentence.contains("is in use by another plantstore"),
+        "{sentence}"
+    );
+    assert!(
+        sentence.contains(&format!("process {}", server.pid())),
+        "{sentence}"
+    );
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    run_ok(server.directory(), &["token", "create", "beside"]);
+    run_ok(server.directory(), &["token", "list"]);
+    // The lock goes with the process, however it ends.
+    server.kill();
+    let directory = server.directory().to_owned();
+    Server::start_in(&directory, &[]).add_ok(r#"{"id":1,"name":"x"}"#);
+}
+
+#[test]
+fn every_file_is_for_its_owner_alone() {
+    let server = Server::start();
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    let mut names = Vec::new();
+    for file in fs::read_dir(server.directory()).expect("a directory") {
+        let file = file.expect("a file");
+        let mode = file.metadata().expect("metadata").mode() & 0o777;
+        assert_eq!(mode, 0o600, "{}", file.path().display());
+        names.push(file.file_name().into_string().expect("UTF-8"));
+    }
+    names.sort();
+    let database = [
+        "plantstore.db",
+        "plantstore.db-lock",
+        "plantstore.db-shm",
+        "plantstore.db-wal",
+    ];
+    assert_eq!(names, [&database[..], &["plantstore.token"]].concat());
+}
+
+#[test]
+fn a_new_store_and_its_directory_entry_are_synced() {
+    let directory = directory();
+    let strace = ["-e", "trace=openat,fsync,fdatasync", "-y"];
+    let server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let root = directory.path().canonicalize().expect("a path");
+    let of_directory = format!("<{}>)", root.display());
+    let synced = |line: &str| line.contains("fsync(") && line.contains(&of_directory);
+    wait_until("the directory is synced", || {
+        server.trace().lines().any(synced)
+    });
+}
+
+#[test]
+fn a_store_of_a_newer_version_is_refused() {
+    let directory = directory();
+    run_ok(directory.path(), &["token", "create", "x"]);
+    open(directory.path())
+        .pragma_update(None, "user_version", 99)
+        .expect("a pragma");
+    let sentence = refusal(directory.path(), &[]);
+    assert!(
+        sentence.contains("schema version 99") && sentence.contains("use the newer plantstore"),
+        "{sentence}"
+    );
+    assert_eq!(
+        run(directory.path(), &["token", "list"]).status.code(),
+        Some(1)
+    );
+}
+
+#[test]
+fn files_of_others_are_refused_and_left_as_they_are() {
+    let directory = directory();
+    let path = directory.path().join("plantstore.db");
+    let theirs = Connection::open(&path).expect("a database");
+    theirs
+        .execute_batch("CREATE TABLE plants (id)")
+        .expect("SQL");
+    drop(theirs);
+    assert!(refusal(directory.path(), &[]).contains("not a store of plantstore's"));
+    let tables: i64 = open(directory.path())
+        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+        .expect("a count");
+    assert_eq!(tables, 1);
+
+    fs::write(
+        &path,
+        "not a database, but long enough to be taken for one".repeat(100),
+    )
+    .expect("a file");
+    let before = fs::read(&path).expect("a file");
+    assert!(refusal(directory.path(), &[]).contains("not a store of plantstore's"));
+    assert_eq!(fs::read(&path).expect("a file"), before);
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_told_in_one_sentence() {
+    let directory = directory();
+    let sentence = refusal(
+        directory.path(),
+        &["--store", "sqlite:nowhere/plantstore.db"],
+    );
+    assert!(
+        sentence.contains("check that its directory exists"),
+        "{sentence}"
+    );
+
+    fs::create_dir(directory.path().join("folder.db")).expect("a directory");
+    let sentence = refusal(directory.path(), &["--store", "sqlite:folder.db"]);
+    assert!(sentence.contains("check that it is a file"), "{sentence}");
+
+    // As somebody who may read but not write; root may do anything.
+    run_ok(directory.path(), &["token", "create", "x"]);
+    for file in fs::read_dir(directory.path()).expect("a directory") {
+        let path = file.expect("a file").path();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o555)).expect("a mode");
+    }
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o555)).expect("a mode");
+    let mut command = plantstore(directory.path());
+    command.args(["serve", "--listen", "127.0.0.1:0"]);
+    if fs::metadata("/proc/self").expect("proc").uid() == 0 {
+        command.uid(65534).gid(65534);
+    }
+    let output = command.output().expect("it runs");
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let sentence = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(sentence.contains("this user may write"), "{sentence}");
+    assert_eq!(sentence.lines().count(), 1, "{sentence}");
+}
+
+#[test]
+fn a_command_that_only_looks_makes_no_store() {
+    let directory = directory();
+    for arguments in [&["token", "list"][..], &["token", "revoke", "x"]] {
+        let output = run(directory.path(), arguments);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("there is no store"));
+    }
+    assert_eq!(
+        fs::read_dir(directory.path()).expect("a directory").count(),
+        0
+    );
+}
+
+#[test]
+fn what_a_killed_server_left_in_its_log_is_in_the_database_before_the_next_one_listens() {
+    let mut server = Server::start();
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    let directory = server.directory().to_owned();
+    server.kill();
+    let log = directory.join("plantstore.db-wal");
+    assert!(fs::metadata(&log).expect("a log").len() > 0);
+    // Started without a single request, and killed again.
+    Server::start_in(&directory, &[]).kill();
+    assert_eq!(fs::metadata(&log).expect("a log").len(), 0);
+    fs::remove_file(&log).expect("a log");
+    assert_eq!(crate::harness::plants(&directory).len(), 1);
+}
+
+#[test]
+fn the_log_stays_short_while_plants_are_added() {
+    let server = Server::start();
+    let token = server.token();
+    let mut client = server.connect();
+    let name = "x".repeat(100_000);
+    for id in 0..300 {
+        let body = format!(r#"{{"id":{id},"name":"{name}"}}"#);
+        assert_eq!(client.add(&token, body.as_bytes()).status, 200);
+    }
+    let size = |file: &str| {
+        fs::metadata(server.directory().join(file))
+            .expect("a file")
+            .len()
+    };
+    assert!(size("plantstore.db") > 20 << 20);
+    assert!(size("plantstore.db-wal") < 8 << 20);
+}
+
+#[test]
+fn starting_reads_no_more_of_a_large_store_than_of_a_small_one() {
+    let read_at_start = |directory: &Path| -> u64 {
+        let mut server = Server::start_in(directory, &[]);
+        let io = fs::read_to_string(format!("/proc/{}/io", server.pid())).expect("proc");
+        server.kill();
+        let line = io
+            .lines()
+            .find(|line| line.starts_with("rchar: "))
+            .expect("rchar");
+        line[7..].parse().expect("a number")
+    };
+    let directory = directory();
+    run_ok(directory.path(), &["token", "create", "x"]);
+    let small = read_at_start(directory.path());
+    let fill = "INSERT INTO plants WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 300000)
+                SELECT i, 'a plant with a name of some length', 'tag', 0, 1 FROM n";
+    open(directory.path()).execute_batch(fill).expect("plants");
+    let large = read_at_start(directory.path());
+    assert!(
+        fs::metadata(directory.path().join("plantstore.db"))
+            .expect("a file")
+            .len()
+            > 10 << 20
+    );
+    assert!(large < small + (256 << 10), "{small} bytes, then {large}");
+}

@@ -1,0 +1,214 @@
+//! Tokens from the command line, beside a running server.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use plantstore::token::Token;
+use serde_json::Value;
+
+use crate::harness::{Server, directory, open, run, run_ok, wait_until};
+
+const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
+
+fn listed(server: &Server, name: &str) -> Value {
+    let list = run_ok(server.directory(), &["token", "list", "--json"]);
+    let tokens = list
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    tokens
+        .into_iter()
+        .find(|token| token["name"] == name)
+        .expect("a token of that name")
+}
+
+#[test]
+fn create_prints_the_token_and_nothing_else_and_it_works_at_once() {
+    let server = Server::start();
+    let output = run(server.directory(), &["token", "create", "ci"]);
+    assert!(output.status.success() && output.stderr.is_empty());
+    let printed = String::from_utf8(output.stdout).expect("UTF-8");
+    let token = printed.strip_suffix('\n').expect("a line");
+    assert!(Token::parse(token).is_some(), "{token}");
+    assert_eq!(server.connect().add(token, BODY).status, 200);
+}
+
+#[test]
+fn a_token_that_was_just_refused_works_as_soon_as_it_is_made() {
+    // Refusals must not be remembered: the token is known to the client before it is to the store.
+    let directory = directory();
+    let server = Server::start_in(directory.path(), &[]);
+    let elsewhere = crate::harness::directory();
+    let token = run_ok(elsewhere.path(), &["token", "create", "early"]);
+    assert_eq!(server.connect().add(token.trim(), BODY).error(), 40101);
+    let from = open(elsewhere.path());
+    let digest: Vec<u8> = from
+        .query_row("SELECT digest FROM tokens", [], |row| row.get(0))
+        .expect("a digest");
+    let insert = "INSERT INTO tokens (name, digest, created_at) VALUES ('early', ?1, 0)";
+    open(directory.path())
+        .execute(insert, [digest])
+        .expect("an insert");
+    assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
+}
+
+#[test]
+fn a_token_made_before_the_first_run_works_and_there_is_no_first_token_then() {
+    let directory = directory();
+    let token = run_ok(directory.path(), &["token", "create", "mine"]);
+    let server = Server::start_in(directory.path(), &[]);
+    assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
+    assert!(!directory.path().join("plantstore.token").exists());
+}
+
+#[test]
+fn a_revocation_holds_within_a_second_and_for_good() {
+    let mut server = Server::start();
+    let token = run_ok(server.directory(), &["token", "create", "ci"]);
+    let mut client = server.connect();
+    assert_eq!(client.add(token.trim(), BODY).status, 200);
+    run_ok(server.directory(), &["token", "revoke", "ci"]);
+    let revoked = Instant::now();
+    while client.add(token.trim(), BODY).status == 200 {
+        assert!(revoked.elapsed() < Duration::from_secs(1));
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(client.add(token.trim(), BODY).error(), 40101);
+    let directory = server.directory().to_owned();
+    server.kill();
+    let server = Server::start_in(&directory, &[]);
+    assert_eq!(server.connect().add(token.trim(), BODY).error(), 40101);
+}
+
+#[test]
+fn names_are_unique_also_among_revoked_tokens() {
+    let directory = directory();
+    run_ok(directory.path(), &["token", "create", "ci"]);
+    for _ in 0..2 {
+        let output = run(directory.path(), &["token", "create", "ci"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stdout.is_empty());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains("already"), "{error}");
+        run_ok(directory.path(), &["token", "revoke", "ci"]);
+    }
+    let output = run(directory.path(), &["token", "revoke", "nobody"]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_name_or_time_that_makes_no_sense_is_wrong_usage() {
+    let directory = directory();
+    let long = "x".repeat(65);
+    for arguments in [
+        &["token", "create", ""][..],
+        &["token", "create", "two words"],
+        &["token", "create", "new\nline"],
+        &["token", "create", &long],
+        &["token", "create", "x", "--expires-in", "soon"],
+        &["token", "create", "x", "--expires-in", "0s"],
+        &["token", "create", "x", "--rate-limit", "0"],
+    ] {
+        assert_eq!(
+            run(directory.path(), arguments).status.code(),
+            Some(2),
+            "{arguments:?}"
+        );
+    }
+    assert!(!directory.path().join("plantstore.db").exists());
+}
+
+#[test]
+fn a_list_shows_the_state_of_every_token_and_when_it_was_last_used() {
+    let server = Server::start();
+    let directory = server.directory();
+    run_ok(
+        directory,
+        &[
+            "token",
+            "create",
+            "brief",
+            "--expires-in",
+            "1ms",
+            "--rate-limit",
+            "9",
+        ],
+    );
+    run_ok(
+        directory,
+        &["token", "create", "later", "--expires-in", "90d"],
+    );
+    run_ok(directory, &["token", "create", "gone"]);
+    run_ok(directory, &["token", "revoke", "gone"]);
+    for (name, state) in [
+        ("first", "active"),
+        ("brief", "expired"),
+        ("later", "active"),
+        ("gone", "revoked"),
+    ] {
+        assert_eq!(listed(&server, name)["state"], state, "{name}");
+        assert_eq!(listed(&server, name)["last_used_at"], Value::Null, "{name}");
+    }
+    assert_eq!(listed(&server, "brief")["rate_limit"], 9);
+    let table = run_ok(directory, &["token", "list"]);
+    assert_eq!(table.lines().count(), 5, "{table}");
+    assert!(table.starts_with("NAME   STATE    CREATED "), "{table}");
+
+    // Any use counts, also one that adds nothing.
+    assert_eq!(server.add("{}").error(), 40002);
+    wait_until("the use is noted", || {
+        listed(&server, "first")["last_used_at"].is_string()
+    });
+    let used_at = listed(&server, "first")["last_used_at"].to_string();
+    assert!(used_at.ends_with(":00Z\""), "to the minute: {used_at}");
+}
+
+#[test]
+fn a_plant_knows_who_added_it_and_when() {
+    let server = Server::start();
+    let token = run_ok(server.directory(), &["token", "create", "ci"]);
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    assert_eq!(
+        server
+            .connect()
+            .add(token.trim(), br#"{"id":2,"name":"y"}"#)
+            .status,
+        200
+    );
+    // A replay changes nothing of it.
+    assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
+    let store = open(server.directory());
+    let sql = "SELECT p.id, t.name FROM plants p JOIN tokens t ON t.id = p.added_by
+               WHERE abs(p.added_at - unixepoch() * 1000) < 60000 ORDER BY p.id";
+    let mut select = store.prepare(sql).expect("SQL");
+    let rows = select.query_map([], |row| {
+        Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))
+    });
+    let rows: Vec<_> = rows.expect("rows").map(|row| row.expect("a row")).collect();
+    assert_eq!(rows, [(1, "first".to_owned()), (2, "ci".to_owned())]);
+}
+
+#[test]
+fn a_token_is_nowhere_but_with_its_owner() {
+    let mut server = Server::start_with(&["--log-level", "trace"]);
+    let token = run_ok(server.directory(), &["token", "create", "ci"]);
+    let token = token.trim();
+    assert_eq!(server.connect().add(token, BODY).status, 200);
+    assert_eq!(server.connect().add(&token[..41], BODY).error(), 40101);
+    let answer = server.connect().request(
+        &format!("GET /?token={token}"),
+        &format!("x-request-id: {token}!\r\n"),
+    );
+    assert_eq!(answer.status, 404);
+    server.wait_for_line(|line| line["status"] == 404);
+    server.kill();
+    let secret = &token[6..41];
+    assert!(!server.everything_logged().contains(secret));
+    for file in std::fs::read_dir(server.directory()).expect("a directory") {
+        let path = file.expect("a file").path();
+        let bytes = std::fs::read(&path).expect("a file");
+        let found = bytes
+            .windows(secret.len())
+            .any(|window| window == secret.as_bytes());
+        assert!(!found, "{}", path.display());
+    }
+}
