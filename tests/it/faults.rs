@@ -156,28 +156,33 @@ fn a_store_that_does_not_answer_in_time_is_50301() {
 #[test]
 fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
     let directory = directory();
+    assert!(Server::start_in(directory.path(), &[]).terminate().success());
+    // From the writer's sixth sync on, a sync takes eight seconds.
     let strace = [
         "-e",
         "trace=fdatasync",
         "-e",
-        "inject=fdatasync:delay_enter=400000",
+        "inject=fdatasync:delay_enter=8000000:when=6+",
     ];
     let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
     let token = server.token();
-    // The note that the token was used must not be what is being synced.
-    server.add_ok(plant(0));
-    thread::sleep(Duration::from_millis(500));
-
-    let mut first = server.connect();
-    first.send_add(&token, plant(1).as_bytes());
-    thread::sleep(Duration::from_millis(100));
-    let mut second = server.connect();
-    second.send_add(&token, plant(1).as_bytes());
-    thread::sleep(Duration::from_millis(100));
-    // Both are in the service, the sync has not returned, and so nobody has been told anything.
+    let (id, mut in_flight) = (0..20)
+        .find_map(|id| {
+            let mut client = server.connect();
+            client.send_add(&token, plant(id).as_bytes());
+            client
+                .is_silent_for(Duration::from_secs(2))
+                .then_some((id, client))
+        })
+        .expect("a sync that does not return");
+    let mut duplicate = server.connect();
+    duplicate.send_add(&token, plant(id).as_bytes());
+    assert!(duplicate.is_silent_for(Duration::from_secs(1)));
+    // Neither was told anything, not even by the end of the process.
     server.kill();
-    assert!(first.try_answer().is_none());
-    assert!(second.try_answer().is_none());
+    assert!(in_flight.try_answer().is_none());
+    assert!(duplicate.try_answer().is_none());
+    Server::start_in(directory.path(), &[]).add_ok(plant(id));
 }
 
 #[test]

@@ -9,11 +9,11 @@ const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
 #[test]
 fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
-    let server = Server::start_with(&["--idle-timeout", "400ms", "--header-timeout", "60s"]);
+    let server = Server::start_with(&["--idle-timeout", "2s", "--header-timeout", "60s"]);
     let token = server.token();
     let mut client = server.connect();
     for _ in 0..5 {
-        thread::sleep(Duration::from_millis(100)); // in all longer than the deadline
+        thread::sleep(Duration::from_millis(500)); // in all longer than the deadline
         assert_eq!(client.add(&token, BODY).status, 200);
     }
     assert!(client.is_closed());

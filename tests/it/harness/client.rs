@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -113,6 +114,15 @@ impl Client {
             "a body that breaks off"
         );
         Some(answer)
+    }
+
+    /// Whether nothing arrives, and nobody hangs up, for so long.
+    pub fn is_silent_for(&mut self, time: Duration) -> bool {
+        let stream = self.stream.get_ref();
+        stream.set_read_timeout(Some(time)).expect("a socket");
+        let silent = stream.peek(&mut [0]).is_err();
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        silent
     }
 
     /// Whether the server hangs up without another byte.
