@@ -2,12 +2,16 @@
 //! only appends to a buffer, and a log that nobody reads holds up nothing: what does not fit is left
 //! out and counted.
 
+mod json_lines;
+
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
+
+use json_lines::JsonLines;
 
 /// Bytes of log that wait to be written, at most.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
@@ -38,7 +42,7 @@ pub fn start(level: LevelFilter) -> Guard {
     if io::stderr().is_terminal() {
         format.with_target(false).init();
     } else {
-        format.json().flatten_event(true).with_ansi(false).init();
+        format.event_format(JsonLines).init();
     }
     Guard {
         log,

@@ -156,7 +156,11 @@ fn a_store_that_does_not_answer_in_time_is_50301() {
 #[test]
 fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
     let directory = directory();
-    assert!(Server::start_in(directory.path(), &[]).terminate().success());
+    assert!(
+        Server::start_in(directory.path(), &[])
+            .terminate()
+            .success()
+    );
     // From the writer's sixth sync on, a sync takes eight seconds.
     let strace = [
         "-e",
