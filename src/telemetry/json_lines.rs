@@ -1,7 +1,7 @@
 //! An event as one line of JSON. The formatter that comes with tracing-subscriber takes nearly three
 //! times as long for it, and every request has such a line.
 
-use std::fmt::{self, Debug, Write};
+use std::fmt::{self, Debug};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};

@@ -44,6 +44,8 @@ fn the_description_has_every_error_under_its_status_and_no_other() {
             media["schema"]["$ref"], "#/components/schemas/Error",
             "{status}"
         );
+        let request_id = &response["headers"]["x-request-id"]["$ref"];
+        assert_eq!(request_id, "#/components/headers/RequestId", "{status}");
         for (name, example) in media["examples"].as_object().expect("examples") {
             let number = example["value"]["error"].as_u64().expect("a number");
             assert_eq!(*name, number.to_string());
