@@ -1,4 +1,5 @@
-//! Turns the contract, `openapi.yaml`, into the JSON that `/openapi.json` serves: one source, two spellings.
+//! Turns the contract, `openapi.yaml`, into the JSON that `/openapi.json` serves: one source, two
+//! spellings.
 
 use std::{env, error::Error, fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! The floor: the same HTTP stack, authenticating and decoding, that answers without storing anything.
-//! What it can do is what a store that costs nothing could do.
+//! The floor: the same HTTP stack, authenticating and decoding, that answers without storing
+//! anything. What it can do is what a store that costs nothing could do.
 
 use std::time::Duration;
 

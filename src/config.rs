@@ -1,10 +1,11 @@
-//! Every setting, once: its flag, its variable, its key in the file, its default and its help. What
-//! has been parsed into `Settings` is valid.
+//! Every setting, once: its name, its default and its help. From the name come the flag, the
+//! variable and the key in the file. What has been parsed into `Settings` is valid.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use jiff::{SignedDuration, Span, SpanRelativeTo};
 
 use crate::store::Location;
@@ -13,12 +14,7 @@ use crate::store::Location;
 #[derive(Debug, Clone, Args)]
 pub struct StoreSettings {
     /// Where plants and tokens are kept: sqlite:PATH
-    #[arg(
-        long,
-        env = "PLANTSTORE_STORE",
-        value_name = "URL",
-        default_value = "sqlite:plantstore.db"
-    )]
+    #[arg(long, value_name = "URL", default_value = "sqlite:plantstore.db")]
     pub store: Location,
 }
 
@@ -26,12 +22,7 @@ pub struct StoreSettings {
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// The address of the public listener
-    #[arg(
-        long,
-        env = "PLANTSTORE_LISTEN",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:8080"
-    )]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
 
     #[command(flatten)]
@@ -42,58 +33,45 @@ pub struct Settings {
     pub store: StoreSettings,
 
     /// The largest request body, in bytes
-    #[arg(long, env = "PLANTSTORE_MAX_BODY_BYTES", value_name = "N", default_value = "1048576",
-          value_parser = count(1..=64 << 20))]
+    #[arg(long, value_name = "N", default_value = "1048576", value_parser = up_to(64 << 20))]
     pub max_body_bytes: usize,
 
     /// The most connections at a time; more wait to be accepted
-    #[arg(long, env = "PLANTSTORE_MAX_CONNECTIONS", value_name = "N", default_value = "1024",
-          value_parser = count(1..=1 << 20))]
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     pub max_connections: usize,
 
     /// The most plants waiting for the store; more are answered 503
-    #[arg(long, env = "PLANTSTORE_MAX_QUEUE", value_name = "N", default_value = "4096",
-          value_parser = count(1..=1 << 20))]
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = up_to(1 << 20))]
     pub max_queue: usize,
 
     /// How long the head of a request may take to arrive
-    #[arg(long, env = "PLANTSTORE_HEADER_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub header_timeout: Duration,
 
     /// How long the body of a request may take to arrive
-    #[arg(long, env = "PLANTSTORE_BODY_TIMEOUT", value_name = "TIME", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub body_timeout: Duration,
 
     /// How long a connection may be idle, or a client take nothing of its answer
-    #[arg(long, env = "PLANTSTORE_IDLE_TIMEOUT", value_name = "TIME", default_value = "75s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "75s", value_parser = duration)]
     pub idle_timeout: Duration,
 
     /// How long an add waits for the store before it is answered 503
-    #[arg(long, env = "PLANTSTORE_STORE_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub store_timeout: Duration,
 
     /// How long what is in flight may take to end after SIGTERM or ctrl-c
-    #[arg(long, env = "PLANTSTORE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "20s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
     pub drain_timeout: Duration,
 
     /// How much is logged: error, warn, info (a line a request), debug
-    #[arg(
-        long,
-        env = "PLANTSTORE_LOG_LEVEL",
-        value_name = "LEVEL",
-        default_value = "info"
-    )]
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: tracing_subscriber::filter::LevelFilter,
 }
 
-/// A whole number within a range.
-fn count(
-    range: std::ops::RangeInclusive<u64>,
-) -> impl clap::builder::TypedValueParser<Value = usize> {
-    use clap::builder::{RangedU64ValueParser, TypedValueParser};
-    RangedU64ValueParser::<u64>::new()
-        .range(range)
-        .map(|number| usize::try_from(number).unwrap_or(usize::MAX))
+/// A whole number from 1 on.
+fn up_to(max: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=max)
 }
 
 /// A span of time such as `500ms`, `10s`, `1m30s` or `90d`; a day is 24 hours.

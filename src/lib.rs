@@ -1,6 +1,7 @@
 //! Plant Store: one operation, `POST /plants`, and one promise: a 200 means the plant is on disk.
 //!
-//! The modules, in the order in which a request meets them. Each imports only what stands below it.
+//! The modules, in the order in which a request meets them. Each imports only what stands below
+//! it.
 //!
 //! 1. [`cli`] turns what was typed into a command.
 //! 2. [`server`] assembles everything, accepts connections, and drains them at the end.

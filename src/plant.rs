@@ -1,4 +1,5 @@
-//! What a plant is: a request body becomes a `NewPlant` exactly, or an `Invalid` that names every problem of it.
+//! What a plant is: a request body becomes a `NewPlant` exactly, or an `Invalid` that names every
+//! problem of it.
 
 use std::fmt;
 
@@ -65,7 +66,8 @@ pub enum Problem {
 impl NewPlant {
     /// Decodes a request body.
     pub fn from_json(body: &[u8]) -> Result<Self, Invalid> {
-        // serde_json does not look at the bytes of strings that it skips, so UTF-8 is checked up front.
+        // serde_json does not look at the bytes of strings that it skips, so UTF-8 is checked up
+        // front.
         let text = std::str::from_utf8(body).map_err(|error| {
             let (line, column) = line_and_column(&body[..error.valid_up_to()]);
             Invalid::NotJson(format!("invalid UTF-8 at line {line} column {column}"))
@@ -82,7 +84,8 @@ impl NewPlant {
     }
 }
 
-/// The members we know, still as JSON text: what they mean is decided once all of the body is known to be JSON.
+/// The members we know, still as JSON text: what they mean is decided once all of the body is
+/// known to be JSON.
 #[derive(Default)]
 struct Members<'a> {
     id: Member<'a>,
@@ -200,7 +203,8 @@ fn string(member: &'static str, json: &str) -> Result<String, Problem> {
     serde_json::from_str(json).map_err(|_: serde_json::Error| Problem::LoneSurrogate(member))
 }
 
-/// Reads a JSON number as int64, exactly: `1.0`, `1e3` and `-0` are integers, and no digit takes a detour through f64.
+/// Reads a JSON number as int64, exactly: `1.0`, `1e3` and `-0` are integers, and no digit takes a
+/// detour through f64.
 fn integer(member: &'static str, json: &str) -> Result<i64, Problem> {
     if !json.starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
         return Err(Problem::WrongType(member, "an integer", kind(json)));
@@ -239,7 +243,8 @@ fn integer(member: &'static str, json: &str) -> Result<i64, Problem> {
     i64::try_from(value).map_err(|_| out_of_range())
 }
 
-/// An exponent too long for i64 becomes one that no body is long enough to make up for with digits.
+/// An exponent too long for i64 becomes one that no body is long enough to make up for with
+/// digits.
 fn saturating_exponent(text: &str) -> i64 {
     const HUGE: i64 = 1 << 60;
     text.parse().map_or_else(

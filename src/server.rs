@@ -1,5 +1,5 @@
-//! Assemble, serve, drain: the only wiring. Whatever ends the writer ends the process, and a process
-//! that was asked to end answers what it has accepted first.
+//! Assemble, serve, drain: the only wiring. Whatever ends the writer ends the process, and a
+//! process that was asked to end answers what it has accepted first.
 
 mod first_run;
 
@@ -207,8 +207,8 @@ impl Connections {
         });
     }
 
-    /// Lets those who are connected send a last request, then closes what is idle and waits for the
-    /// rest.
+    /// Lets those who are connected send a last request, then closes what is idle and waits for
+    /// the rest.
     async fn drain(&mut self, deadline: Instant) {
         let grace = deadline.min(Instant::now() + LAST_REQUEST_GRACE);
         if timeout_at(grace, self.all_ended()).await.is_err() {

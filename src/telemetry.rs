@@ -1,6 +1,6 @@
-//! The log: readable on a terminal, JSON lines elsewhere, written by a thread of its own. A request
-//! only appends to a buffer, and a log that nobody reads holds up nothing: what does not fit is left
-//! out and counted.
+//! The log: readable on a terminal, JSON lines elsewhere, written by a thread of its own. A
+//! request only appends to a buffer, and a log that nobody reads holds up nothing: what does not
+//! fit is left out and counted.
 
 mod json_lines;
 
@@ -16,8 +16,8 @@ use json_lines::JsonLines;
 /// Bytes of log that wait to be written, at most.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
-/// How long lines gather before they are written together: waking a thread for each would cost more
-/// than making it.
+/// How long lines gather before they are written together: waking a thread for each would cost
+/// more than making it.
 const GATHER: Duration = Duration::from_millis(20);
 
 /// Ends the log. What was logged before is written first.

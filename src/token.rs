@@ -1,4 +1,5 @@
-//! A bearer token: its format, checksum and digest. The secret leaves a `Token` only through `reveal`.
+//! A bearer token: its format, checksum and digest. The secret leaves a `Token` only through
+//! `reveal`.
 
 use std::fmt;
 
@@ -21,7 +22,8 @@ impl Token {
         let mut bytes = [0; 64];
         while random.len() < RANDOM_LEN {
             getrandom::fill(&mut bytes)?;
-            // 248 is the largest multiple of 62 in a byte: above it, `%` would prefer some characters.
+            // 248 is the largest multiple of 62 in a byte: above it, `%` would prefer some
+            // characters.
             let unbiased = bytes.iter().filter(|&&byte| byte < 248);
             let missing = RANDOM_LEN - random.len();
             random.extend(
@@ -34,7 +36,8 @@ impl Token {
         Ok(Self(format!("{PREFIX}{random}{checksum}")))
     }
 
-    /// Takes a text that has the format and the checksum of a token; whether it is known, only the store can say.
+    /// Takes a text that has the format and the checksum of a token; whether it is known, only the
+    /// store can say.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix(PREFIX)?;
         let (random, check) = rest.split_at_checked(RANDOM_LEN)?;
@@ -60,7 +63,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The SHA-256 of a token. Compared in constant time, so that an answer's timing tells nothing of a stored one.
+/// The SHA-256 of a token. Compared in constant time, so that an answer's timing tells nothing of
+/// a stored one.
 #[derive(Clone, Copy, Eq)]
 pub struct TokenDigest([u8; 32]);
 

@@ -1,5 +1,5 @@
-//! The command line: what was typed, completed from the environment and the file, becomes a command.
-//! Exit codes: 0 done, 1 failed, 2 wrong usage.
+//! The command line: what was typed, completed from the environment and the file, becomes a
+//! command. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
 mod openapi;
 mod serve;
@@ -18,7 +18,7 @@ use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 #[command(name = "plantstore", version)]
 struct Cli {
     /// A TOML file with settings of `serve`; a flag or a variable goes before it
-    #[arg(long, env = "PLANTSTORE_CONFIG", global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
     #[command(subcommand)]
@@ -56,10 +56,11 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Parses twice when there is a file: its values become the defaults of the second time, and so are
-/// read, checked and overruled exactly as what is typed.
+/// Parses twice when there is a file: its values become the defaults of the second time, and so
+/// are read, checked and overruled exactly as what is typed.
 fn parse() -> Result<Cli, clap::Error> {
-    let typed = Cli::from_arg_matches(&Cli::command().try_get_matches()?)?;
+    let typed = command(&HashMap::new()).try_get_matches()?;
+    let typed = Cli::from_arg_matches(&typed)?;
     let Some(path) = typed.config else {
         return Ok(typed);
     };
@@ -68,10 +69,40 @@ fn parse() -> Result<Cli, clap::Error> {
         Cli::command().error(ErrorKind::InvalidValue, problem)
     };
     let file = read_settings(&path).map_err(wrong_usage)?;
-    let matches = with_defaults(Cli::command(), &file).try_get_matches();
+    let matches = command(&file).try_get_matches();
     // The first time went well, so whatever is wrong now stands in the file.
     let matches = matches.map_err(|error| wrong_usage(first_sentence(&error)))?;
     Cli::from_arg_matches(&matches)
+}
+
+/// The command line, with a variable for every setting and the file's values as defaults.
+fn command(file: &HashMap<String, String>) -> Command {
+    complete(Cli::command(), &setting_names(), file)
+}
+
+fn complete(command: Command, settings: &[String], file: &HashMap<String, String>) -> Command {
+    command
+        .mut_args(|mut arg| {
+            let id = arg.get_id().to_string();
+            if id == "config" || settings.contains(&id) {
+                arg = arg.env(format!("PLANTSTORE_{}", id.to_uppercase()));
+            }
+            match file.get(&id) {
+                Some(value) => arg.default_value(value.clone()),
+                None => arg,
+            }
+        })
+        .mut_subcommands(|subcommand| complete(subcommand, settings, file))
+}
+
+/// Whatever `serve` takes is a setting.
+fn setting_names() -> Vec<String> {
+    let cli = Cli::command();
+    let serve = cli.find_subcommand("serve").expect("serve is a command");
+    serve
+        .get_arguments()
+        .map(|arg| arg.get_id().to_string())
+        .collect()
 }
 
 fn read_settings(path: &Path) -> Result<HashMap<String, String>, String> {
@@ -98,25 +129,6 @@ fn read_settings(path: &Path) -> Result<HashMap<String, String>, String> {
             _ => Err(format!("`{key}` must be a string or a whole number")),
         })
         .collect()
-}
-
-/// The keys of the file: whatever `serve` takes from the environment too.
-fn setting_names() -> Vec<String> {
-    let cli = Cli::command();
-    let serve = cli.find_subcommand("serve").expect("serve is a command");
-    let from_environment = serve.get_arguments().filter(|arg| arg.get_env().is_some());
-    from_environment
-        .map(|arg| arg.get_id().to_string())
-        .collect()
-}
-
-fn with_defaults(command: Command, file: &HashMap<String, String>) -> Command {
-    command
-        .mut_args(|arg| match file.get(arg.get_id().as_str()) {
-            Some(value) => arg.default_value(value.clone()),
-            None => arg,
-        })
-        .mut_subcommands(|subcommand| with_defaults(subcommand, file))
 }
 
 fn first_sentence(error: &clap::Error) -> String {

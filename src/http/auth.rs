@@ -1,4 +1,5 @@
-//! Bearer token → `Caller`. What a header says is checked here; what a token is worth, by `Tokens`.
+//! Bearer token → `Caller`. What a header says is checked here; what a token is worth, by
+//! `Tokens`.
 
 use axum::extract::{FromRef, FromRequestParts};
 use axum::http::header::AUTHORIZATION;

@@ -15,8 +15,8 @@ use crate::http::stream::{Deadlines, Phase, Stream};
 /// The most bytes of a request line and its headers.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Serves one connection until either side ends it, or until `stop` changes and what is in flight has
-/// been answered.
+/// Serves one connection until either side ends it, or until `stop` changes and what is in flight
+/// has been answered.
 pub async fn serve(
     stream: TcpStream,
     router: Router,

@@ -1,5 +1,5 @@
-//! The catalogue of errors: the only file that knows their numbers, statuses and sentences. What it
-//! says stands in `openapi.yaml` and `docs/errors.md` too, and a test holds the three together.
+//! The catalogue of errors: the only file that knows their numbers, statuses and sentences. What
+//! it says stands in `openapi.yaml` and `docs/errors.md` too, and a test holds the three together.
 
 use std::borrow::Cow;
 

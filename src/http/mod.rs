@@ -45,8 +45,8 @@ pub fn router(parts: Parts) -> Router {
     with_layers(routes, parts)
 }
 
-/// What every route has around it: an `Error` for what it does not take, a request id, a line in the
-/// log.
+/// What every route has around it: an `Error` for what it does not take, a request id, a line in
+/// the log.
 pub fn with_layers(routes: Router<Parts>, parts: Parts) -> Router {
     routes
         .fallback(no_such_path)

@@ -1,5 +1,5 @@
-//! The stream below hyper, which does what hyper leaves out: deadlines for a silent peer, bodies for
-//! the refusals that hyper answers by itself, and a close that does not lose the last answer.
+//! The stream below hyper, which does what hyper leaves out: deadlines for a silent peer, bodies
+//! for the refusals that hyper answers by itself, and a close that does not lose the last answer.
 
 use std::io;
 use std::pin::Pin;
@@ -27,8 +27,8 @@ pub struct Deadlines {
     pub idle: Duration,
 }
 
-/// What a connection is at, told to the stream by whoever calls the router. The lowest two bits are
-/// the phase, the others count how often it has changed: a clock starts anew with each change.
+/// What a connection is at, told to the stream by whoever calls the router. The lowest two bits
+/// are the phase, the others count how often it has changed: a clock starts anew with each change.
 #[derive(Clone, Default)]
 pub struct Phase(Arc<AtomicU64>);
 
@@ -202,8 +202,8 @@ impl AsyncWrite for Stream {
         Pin::new(&mut self.tcp).poll_flush(cx)
     }
 
-    /// Says that there is no more to come, and then hears the peer out for a moment. A socket that is
-    /// closed with unread bytes resets the connection, which can overtake the answer.
+    /// Says that there is no more to come, and then hears the peer out for a moment. A socket that
+    /// is closed with unread bytes resets the connection, which can overtake the answer.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_substitute(cx))?;
         let until = if let Some(until) = self.linger_until {
@@ -227,8 +227,8 @@ impl AsyncWrite for Stream {
     // faster for small ones and lets `hypers_own_refusal` see it.
 }
 
-/// What hyper refuses before there is a request, it answers with a head alone. Finds such a head at
-/// the end of what is to be written, and gives the error that should have been answered.
+/// What hyper refuses before there is a request, it answers with a head alone. Finds such a head
+/// at the end of what is to be written, and gives the error that should have been answered.
 ///
 /// Every answer of ours ends with its body, or is an answer to HEAD and has a request id.
 fn hypers_own_refusal(bytes: &[u8]) -> Option<(usize, ApiError)> {

@@ -139,8 +139,8 @@ fn standing(record: &TokenRecord) -> Result<(), ApiError> {
     }
 }
 
-/// So many requests a second, with a second's worth at once: the generic cell rate algorithm, whose
-/// whole state is the time at which the bucket will be empty again.
+/// So many requests a second, with a second's worth at once: the generic cell rate algorithm,
+/// whose whole state is the time at which the bucket will be empty again.
 struct RateLimit {
     per_second: u32,
     start: Instant,

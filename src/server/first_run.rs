@@ -1,5 +1,5 @@
-//! The first run: a store without any token gets one named `first`, in a file beside the database, and
-//! a greeting with a command that works when pasted. The token itself goes to no log.
+//! The first run: a store without any token gets one named `first`, in a file beside the database,
+//! and a greeting with a command that works when pasted. The token itself goes to no log.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write};

@@ -1,4 +1,5 @@
-//! What can go wrong in the store, told apart by what it means for a plant: not stored, no room, or nobody knows.
+//! What can go wrong in the store, told apart by what it means for a plant: not stored, no room,
+//! or nobody knows.
 
 /// Why a batch was not committed, or a question not answered.
 #[derive(Debug, thiserror::Error)]
@@ -9,8 +10,8 @@ pub enum StoreError {
     /// Nothing was stored; there is no room.
     #[error("the store is full")]
     Full(#[source] rusqlite::Error),
-    /// Nobody knows what was stored, and this process must not use the store again: after a failed fsync the page cache
-    /// no longer tells what is on disk.
+    /// Nobody knows what was stored, and this process must not use the store again: after a failed
+    /// fsync the page cache no longer tells what is on disk.
     #[error("the store failed")]
     Failed(#[source] rusqlite::Error),
 }

@@ -1,5 +1,6 @@
-//! The store. A batch is committed as one: when `Store::add` returns, every plant that it reports as added, or as there
-//! already, is on disk; when it fails, its error says whether anything can have been stored.
+//! The store. A batch is committed as one: when `Store::add` returns, every plant that it reports
+//! as added, or as there already, is on disk; when it fails, its error says whether anything can
+//! have been stored.
 
 mod contract;
 mod error;

@@ -1,4 +1,5 @@
-//! Plants and tokens in one SQLite file. Every commit is an fsync, and nothing that was not synced is ever reported.
+//! Plants and tokens in one SQLite file. Every commit is an fsync, and nothing that was not synced
+//! is ever reported.
 
 mod open;
 
@@ -39,10 +40,12 @@ impl Sqlite {
         Self::open(location)
     }
 
-    /// Opens the store for the one server that may use it while it holds the lock, making it if it is not there.
+    /// Opens the store for the one server that may use it while it holds the lock, making it if it
+    /// is not there.
     ///
-    /// Whatever an earlier process left in the log is synced before this returns. Without that, a plant whose fsync
-    /// was cut short would be visible but not durable, and sending it again would get a 200 that a power cut undoes.
+    /// Whatever an earlier process left in the log is synced before this returns. Without that, a
+    /// plant whose fsync was cut short would be visible but not durable, and sending it again
+    /// would get a 200 that a power cut undoes.
     pub fn open_to_serve(location: &Location) -> Result<(Self, Lock), OpenError> {
         let (connection, lock) = open::exclusive(&location.path)?;
         Ok((Self::new(connection), lock))
@@ -64,7 +67,8 @@ impl Sqlite {
         }
     }
 
-    /// Adds a batch of plants in one transaction: an outcome for each, in order, once all of it is on disk.
+    /// Adds a batch of plants in one transaction: an outcome for each, in order, once all of it is
+    /// on disk.
     pub fn add(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
         let now = Timestamp::now().as_millisecond();
         let transaction = self.write()?;
@@ -89,8 +93,9 @@ impl Sqlite {
 
     /// Moves the log into the database when it has become long. To be called between batches.
     ///
-    /// SQLite would do this by itself inside a commit, but it would keep a failed fsync to itself as well: the next
-    /// attempt would seem to succeed, the log would be overwritten, and the plants in it would be gone.
+    /// SQLite would do this by itself inside a commit, but it would keep a failed fsync to itself
+    /// as well: the next attempt would seem to succeed, the log would be overwritten, and the
+    /// plants in it would be gone.
     pub fn checkpoint_if_long(&mut self) -> Result<(), StoreError> {
         let pages = self.log_pages.load(Ordering::Relaxed);
         if pages < self.log_pages_checkpointed {
@@ -126,7 +131,8 @@ impl Sqlite {
         Ok(id)
     }
 
-    /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was revoked before.
+    /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
+    /// revoked before.
     pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
         let transaction = self.write()?;
         let revoked = transaction.execute(
@@ -173,7 +179,8 @@ impl Sqlite {
             .optional()?)
     }
 
-    /// Begins a transaction that holds the write lock from the start, so that it cannot fail half-way for want of it.
+    /// Begins a transaction that holds the write lock from the start, so that it cannot fail
+    /// half-way for want of it.
     fn write(&mut self) -> Result<Transaction<'_>, StoreError> {
         Ok(self
             .connection

@@ -1,5 +1,5 @@
-//! An event as one line of JSON. The formatter that comes with tracing-subscriber takes nearly three
-//! times as long for it, and every request has such a line.
+//! An event as one line of JSON. The formatter that comes with tracing-subscriber takes nearly
+//! three times as long for it, and every request has such a line.
 
 use std::fmt::{self, Debug};
 

@@ -1,4 +1,5 @@
-//! Settings and exit codes: flag beats environment beats file, and what is wrong is told in a sentence.
+//! Settings and exit codes: flag beats environment beats file, and what is wrong is told in a
+//! sentence.
 
 use std::fs;
 use std::net::TcpListener;

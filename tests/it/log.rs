@@ -1,5 +1,5 @@
-//! The log: JSON lines when it is no terminal, one a request, with what an operator needs and nothing
-//! that a client would mind.
+//! The log: JSON lines when it is no terminal, one a request, with what an operator needs and
+//! nothing that a client would mind.
 
 use serde_json::Value;
 

@@ -24,7 +24,8 @@ fn free_port() -> u16 {
 
 #[test]
 fn the_commands_of_the_readme_do_what_it_says() {
-    // Below the project, so that cargo finds it; the README's port may be in use, so it is changed.
+    // Below the project, so that cargo finds it; the README's port may be in use, so it is
+    // changed.
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .parent()

@@ -1,4 +1,5 @@
-//! The store as a file: its lock, its modes, its versions, and what is said when it cannot be used.
+//! The store as a file: its lock, its modes, its versions, and what is said when it cannot be
+//! used.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -1,5 +1,5 @@
-//! Decides what a body is from RFC 8259 and the schema alone: a tree, strings as UTF-16, numbers of any
-//! size. Slow and recursive, and nothing like the decoder.
+//! Decides what a body is from RFC 8259 and the schema alone: a tree, strings as UTF-16, numbers
+//! of any size. Slow and recursive, and nothing like the decoder.
 
 use num_bigint::BigInt;
 

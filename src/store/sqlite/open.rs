@@ -1,5 +1,6 @@
-//! Getting to a usable connection: the lock, the file and its directory entry, the pragmas, the schema. Every pragma that
-//! durability rests on is read back, and none of this takes longer on a larger store.
+//! Getting to a usable connection: the lock, the file and its directory entry, the pragmas, the
+//! schema. Every pragma that durability rests on is read back, and none of this takes longer on a
+//! larger store.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -11,7 +12,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::store::error::OpenError;
 
-/// How long to wait for another process, such as `plantstore token create`, to end its transaction.
+/// How long to wait for another process, such as `plantstore token create`, to end its
+/// transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// "Plnt": marks the file as ours (`file plantstore.db` shows it).
@@ -24,13 +26,15 @@ const MIGRATIONS: [&str; 1] = [include_str!(
 const VERSION: u32 = 1;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
-/// Says that this process is the one that may serve or upgrade the store; ends with the process, however that ends.
+/// Says that this process is the one that may serve or upgrade the store; ends with the process,
+/// however that ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
-/// A connection for the one server: up to date, and with nothing left in the log that is not synced.
+/// A connection for the one server: up to date, and with nothing left in the log that is not
+/// synced.
 pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
     let lock = take_lock(path)?;
     create(path)?;
@@ -56,8 +60,8 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// Makes an empty file that only its owner can read, if there is none, and sees to it that a power cut leaves it there.
-/// SQLite gives its other files the same mode.
+/// Makes an empty file that only its owner can read, if there is none, and sees to it that a power
+/// cut leaves it there. SQLite gives its other files the same mode.
 pub(super) fn create(path: &Path) -> Result<(), OpenError> {
     match OpenOptions::new()
         .write(true)

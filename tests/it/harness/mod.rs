@@ -1,5 +1,5 @@
-//! The binary, started on a free port with a fresh store, and a client that says exactly what it is
-//! told to. Every wait is bounded; what was started is stopped.
+//! The binary, started on a free port with a fresh store, and a client that says exactly what it
+//! is told to. Every wait is bounded; what was started is stopped.
 
 mod client;
 
@@ -109,8 +109,8 @@ impl Server {
         Self::start_command(command, directory)
     }
 
-    /// Under `strace`, which does to its system calls what it is told to. (With `-D` the process that
-    /// is started is the service, and `strace` is its grandchild.)
+    /// Under `strace`, which does to its system calls what it is told to. (With `-D` the process
+    /// that is started is the service, and `strace` is its grandchild.)
     pub fn start_under_strace(directory: &Path, strace: &[&str], arguments: &[&str]) -> Self {
         let plain = plantstore(directory);
         let mut command = Command::new("strace");
