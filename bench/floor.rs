@@ -29,7 +29,7 @@ async fn main() -> anyhow::Result<()> {
     let timeout = Duration::from_secs(60);
     let (writer, _thread) = Writer::spawn(Store::open(&location)?, 4096, timeout);
     let parts = Parts {
-        tokens: Tokens::new(Store::open(&location)?, writer.clone()),
+        tokens: Tokens::new(Store::open(&location)?, writer.clone(), timeout),
         writer,
         body_limits: BodyLimits {
             bytes_max: 1 << 20,

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use jiff::{SignedDuration, Span, SpanRelativeTo};
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::store::Location;
 
@@ -41,7 +42,7 @@ pub struct Settings {
     pub max_connections: usize,
 
     /// The most plants waiting for the store; more are answered 503
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = up_to(1 << 20))]
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     pub max_queue: usize,
 
     /// How long the head of a request may take to arrive
@@ -65,13 +66,18 @@ pub struct Settings {
     pub drain_timeout: Duration,
 
     /// How much is logged: error, warn, info (a line a request), debug
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    pub log_level: tracing_subscriber::filter::LevelFilter,
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level())]
+    pub log_level: LevelFilter,
 }
 
 /// A whole number from 1 on.
 fn up_to(max: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max)
+}
+
+fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
+    PossibleValuesParser::new(["error", "warn", "info", "debug"])
+        .map(|name| name.parse().expect("each of these is a level"))
 }
 
 /// A span of time such as `500ms`, `10s`, `1m30s` or `90d`; a day is 24 hours.

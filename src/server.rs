@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
-use futures_util::FutureExt;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::config::Settings;
 use crate::http::stream::Deadlines;
@@ -28,7 +27,10 @@ use crate::writer::{Writer, WriterThread};
 const LAST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
 /// How long the answers to those who wait may take once the store has failed.
-const FAILED_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+const FAILED_DRAIN_TIMEOUT: Duration = Duration::from_millis(700);
+
+/// How long the writer has for what it holds when the time for draining is over.
+const LAST_COMMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connections that the kernel keeps for us until they are accepted.
 const BACKLOG: u32 = 1024;
@@ -47,7 +49,9 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let reader = Store::open(location)?;
     let (writer, writer_thread) = Writer::spawn(store, settings.max_queue, settings.store_timeout);
 
-    let listener = socket.listen(BACKLOG).context("cannot listen")?;
+    let listener = socket
+        .listen(BACKLOG)
+        .with_context(|| cannot_listen(settings.listen))?;
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -61,7 +65,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
 
     let draining = Draining::default();
     let router = http::router(http::Parts {
-        tokens: Tokens::new(reader, writer.clone()),
+        tokens: Tokens::new(reader, writer.clone(), settings.store_timeout),
         writer,
         body_limits: BodyLimits {
             bytes_max: settings.max_body_bytes,
@@ -93,35 +97,39 @@ async fn serve(
     asked_to_end: &mut Signals,
     drain_timeout: Duration,
 ) -> anyhow::Result<()> {
-    let failure = tokio::select! {
-        () = connections.accept_from(&listener) => None,
-        () = asked_to_end.next() => None,
-        ended = writer_thread.ended() => ended.err(),
-    };
-    draining.begin();
-    if let Some(failure) = failure {
-        drop(listener);
-        connections
-            .finish(Instant::now() + FAILED_DRAIN_TIMEOUT)
-            .await;
-        return Err(failure
-            .context("the store can no longer be trusted; look at its disk, then start again"));
+    tokio::select! {
+        () = connections.accept_from(&listener) => {}
+        () = asked_to_end.next() => {}
+        ended = writer_thread.ended() => {
+            draining.begin();
+            drop(listener);
+            connections.finish(Instant::now() + FAILED_DRAIN_TIMEOUT).await;
+            return ended.context(FAILED);
+        }
     }
-
     tracing::info!("draining");
+    draining.begin();
     let deadline = Instant::now() + drain_timeout;
-    connections.accept_waiting(&listener);
-    drop(listener);
+    connections.accept_waiting(listener);
     tokio::select! {
         () = connections.drain(deadline) => {}
         () = asked_to_end.next() => tracing::warn!("asked again: connections are cut"),
+        ended = writer_thread.ended() => return ended.context(FAILED),
     }
     // Nobody can reach the writer any more, so it commits what it holds and ends.
     drop(connections);
-    writer_thread.ended().await?;
+    let deadline = deadline.max(Instant::now() + LAST_COMMIT_TIMEOUT);
+    tokio::select! {
+        ended = writer_thread.ended() => ended.context(FAILED)?,
+        () = sleep_until(deadline) => anyhow::bail!(STUCK),
+        () = asked_to_end.next() => anyhow::bail!(STUCK),
+    }
     tracing::info!("ended");
     Ok(())
 }
+
+const FAILED: &str = "the store can no longer be trusted; look at its disk, then start again";
+const STUCK: &str = "the disk did not take in time what had not been acknowledged; look at it";
 
 /// SIGTERM and ctrl-c.
 struct Signals {
@@ -181,10 +189,16 @@ impl Connections {
         }
     }
 
-    /// Takes what had connected before the listener is closed, as far as there is room for it.
-    fn accept_waiting(&mut self, listener: &TcpListener) {
+    /// Closes the listener, but takes first what had connected before, as far as there is room.
+    fn accept_waiting(&mut self, listener: TcpListener) {
+        // The runtime may not have heard of the latest yet; the kernel has.
+        let Ok(listener) = listener.into_std() else {
+            return;
+        };
         while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
-            && let Some(Ok((stream, _))) = listener.accept().now_or_never()
+            && let Ok((stream, _)) = listener.accept()
+            && stream.set_nonblocking(true).is_ok()
+            && let Ok(stream) = TcpStream::from_std(stream)
         {
             self.spawn(stream, slot);
         }
@@ -244,9 +258,11 @@ fn bind(address: SocketAddr) -> anyhow::Result<TcpSocket> {
             socket.bind(address)?;
             Ok(socket)
         })
-        .with_context(|| {
-            format!("cannot listen on {address}; free that port or choose another --listen")
-        })
+        .with_context(|| cannot_listen(address))
+}
+
+fn cannot_listen(address: SocketAddr) -> String {
+    format!("cannot listen on {address}; free that port or choose another --listen")
 }
 
 /// The address that a client on this machine uses.

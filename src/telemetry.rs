@@ -5,8 +5,10 @@
 mod json_lines;
 
 use std::io::{self, IsTerminal, Write};
+use std::panic;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
@@ -20,20 +22,20 @@ const BUFFER_BYTES_MAX: usize = 1 << 20;
 /// more than making it.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// Ends the log. What was logged before is written first.
+/// How long the end waits for somebody to read what was logged.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Ends the log. What was logged before is written first, if anybody reads it.
 pub struct Guard {
     log: Log,
-    thread: Option<JoinHandle<()>>,
+    written: Receiver<()>,
 }
 
 /// Starts logging to standard error.
 pub fn start(level: LevelFilter) -> Guard {
     let log = Log::default();
     let for_thread = log.clone();
-    let thread = thread::Builder::new()
-        .name("log".to_owned())
-        .spawn(move || for_thread.write_to(&mut io::stderr()))
-        .expect("a process that has just started can start a thread");
+    let written = in_background(move || for_thread.write_to(&mut io::stderr()));
 
     let for_events = log.clone();
     let format = tracing_subscriber::fmt()
@@ -44,19 +46,36 @@ pub fn start(level: LevelFilter) -> Guard {
     } else {
         format.event_format(JsonLines).init();
     }
-    Guard {
-        log,
-        thread: Some(thread),
-    }
+    panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a defect")));
+    Guard { log, written }
+}
+
+/// Tells a person something on standard error, unless nobody takes it.
+pub fn say(text: String) {
+    let said = in_background(move || {
+        let _ = io::stderr().write_all(text.as_bytes());
+    });
+    let _ = said.recv_timeout(END_TIMEOUT);
+}
+
+/// Does something that may block for ever, and tells when it is done.
+fn in_background(work: impl FnOnce() + Send + 'static) -> Receiver<()> {
+    let (done, is_done) = channel();
+    thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(move || {
+            work();
+            let _ = done.send(());
+        })
+        .expect("one more thread can be started");
+    is_done
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         self.log.lock().ended = true;
         self.log.0.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        let _ = self.written.recv_timeout(END_TIMEOUT);
     }
 }
 
@@ -107,7 +126,7 @@ impl Log {
             // When standard error is gone there is nobody left to tell.
             let _ = output.write_all(&lines);
             lines.clear();
-            if left_out > 0 {
+            if left_out > 0 && !ended {
                 tracing::warn!(lines = left_out, "the log was too slow to take these lines");
             }
             if ended {

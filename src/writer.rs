@@ -28,7 +28,7 @@ pub enum AddError {
     /// The id belongs to a different plant.
     #[error("the id belongs to a different plant")]
     Taken,
-    /// Nothing was stored: the queue is full, or the store is.
+    /// Nothing was stored: too many are waiting already, or the store cannot take it now.
     #[error("the store is busy")]
     Busy,
     /// Nothing was stored: no room.
@@ -162,12 +162,7 @@ impl Batch {
     }
 
     fn commit(self, store: &mut Store) -> Result<(), StoreError> {
-        let added = if self.additions.is_empty() {
-            Ok(Vec::new())
-        } else {
-            store.add(&self.additions)
-        };
-        match added {
+        match store.add(&self.additions, &self.touched) {
             Ok(outcomes) => {
                 let answers = self.additions.into_iter().zip(outcomes);
                 for (reply, (addition, outcome)) in self.replies.into_iter().zip(answers) {
@@ -189,11 +184,6 @@ impl Batch {
                 }
                 proceed_unless_failed(error)?;
             }
-        }
-        if !self.touched.is_empty() {
-            store
-                .touch_tokens(&self.touched)
-                .or_else(proceed_unless_failed)?;
         }
         Ok(())
     }

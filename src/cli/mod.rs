@@ -13,6 +13,8 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::telemetry;
+
 /// Adds plants over HTTP. A 200 means the plant is on disk; sending it again is always safe.
 #[derive(Debug, Parser)]
 #[command(name = "plantstore", version)]
@@ -50,7 +52,7 @@ pub fn run() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("plantstore: {error:#}");
+            telemetry::say(format!("plantstore: {error:#}\n"));
             ExitCode::FAILURE
         }
     }
@@ -110,7 +112,7 @@ fn read_settings(path: &Path) -> Result<HashMap<String, String>, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error
             .span()
-            .map(|span| text[..span.start].lines().count().max(1));
+            .map(|span| text[..span.start].matches('\n').count() + 1);
         let line = line
             .map(|line| format!(" (line {line})"))
             .unwrap_or_default();

@@ -1,5 +1,7 @@
 //! `plantstore serve`.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use clap::Args;
 
@@ -16,8 +18,10 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let _log = telemetry::start(self.settings.log_level);
-        tokio::runtime::Runtime::new()
-            .context("cannot start threads")?
-            .block_on(server::run(&self.settings))
+        let runtime = tokio::runtime::Runtime::new().context("cannot start threads")?;
+        let ended = runtime.block_on(server::run(&self.settings));
+        // A query that a stuck disk does not answer is not waited for.
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        ended
     }
 }

@@ -86,7 +86,7 @@ impl Create {
             expires_at,
             rate_limit: self.rate_limit,
         })?;
-        if created.is_none() {
+        if !created {
             bail!(
                 "there is a token named {} already; choose another name",
                 self.name

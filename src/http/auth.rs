@@ -7,7 +7,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 
 use crate::http::error::{ApiError, Kind};
-use crate::http::request_log::CallerName;
+use crate::http::request_log::Notes;
 use crate::http::tokens::Tokens;
 use crate::store::TokenId;
 use crate::token::Token;
@@ -29,8 +29,8 @@ where
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let token = bearer_token(&parts.headers)?;
         let known = Tokens::from_ref(state).look_up(&token).await?;
-        if let Some(log) = parts.extensions.get::<CallerName>() {
-            log.set(known.name());
+        if let Some(notes) = parts.extensions.get::<Notes>() {
+            notes.set_caller(known.name());
         }
         known.admit()?;
         Ok(Self { token: known.id() })
@@ -60,10 +60,13 @@ fn bearer_credentials(value: &HeaderValue) -> Result<&str, ApiError> {
         )
     };
     let value = value.to_str().map_err(|_| malformed())?;
-    let (scheme, credentials) = value.split_once(' ').unwrap_or((value, ""));
+    let (scheme, credentials) = value.split_once([' ', '\t']).unwrap_or((value, ""));
     if !scheme.eq_ignore_ascii_case("bearer") {
         // RFC 6750, section 3.1: another scheme counts as no credentials at all.
         return Err(no_credentials());
+    }
+    if value[scheme.len()..].starts_with('\t') {
+        return Err(malformed());
     }
     let credentials = credentials.trim_matches(' ');
     let of_a_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);

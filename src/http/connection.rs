@@ -10,7 +10,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use crate::http::stream::{Deadlines, Phase, Stream};
+use crate::http::stream::{Deadlines, Progress, Stream};
 
 /// The most bytes of a request line and its headers.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -23,16 +23,16 @@ pub async fn serve(
     deadlines: Deadlines,
     mut stop: watch::Receiver<()>,
 ) {
-    let phase = Phase::default();
-    let stream = Stream::new(stream, deadlines, phase.clone());
+    let progress = Progress::default();
+    let stream = Stream::new(stream, deadlines, progress.clone());
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: Request<Incoming>| {
-        phase.answering();
-        let phase = phase.clone();
+        progress.answering();
+        let progress = progress.clone();
         let response = router.call(request);
         async move {
             let response = response.await;
-            phase.idle();
+            progress.answered();
             response
         }
     });

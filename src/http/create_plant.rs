@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{FromRef, FromRequest, Request, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 
 use crate::http::auth::Caller;
 use crate::http::error::{ApiError, Kind};
+use crate::http::request_log::Notes;
 use crate::plant::{NewPlant, Plant};
 use crate::writer::Writer;
 
@@ -21,6 +22,7 @@ pub async fn create_plant(
     JsonBody(body): JsonBody,
 ) -> Result<Created, ApiError> {
     let plant = NewPlant::from_json(&body)?;
+    drop(body); // what waits for the store is the plant alone
     Ok(Created(writer.add(plant, caller.token).await?))
 }
 
@@ -47,7 +49,7 @@ pub struct BodyLimits {
 }
 
 /// The bytes of a body that says it is JSON.
-pub struct JsonBody(pub Bytes);
+pub struct JsonBody(pub Vec<u8>);
 
 impl<S> FromRequest<S> for JsonBody
 where
@@ -62,14 +64,16 @@ where
         if declared_len(request.headers()).is_some_and(|len| len > limits.bytes_max) {
             return Err(too_large(limits));
         }
-        let body = Limited::new(request.into_body(), limits.bytes_max).collect();
+        let notes = request.extensions().get::<Notes>().cloned();
+        let body = read(request.into_body(), limits);
         match tokio::time::timeout(limits.timeout, body).await {
-            Ok(Ok(body)) => Ok(Self(body.to_bytes())),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(limits)),
-            Ok(Err(_)) => Err(ApiError::new(
-                Kind::NotHttp,
-                "The body ended early or its chunks are malformed; send the request again whole.",
-            )),
+            Ok(body) => {
+                let body = body?;
+                if let Some(notes) = notes {
+                    notes.set_body_read();
+                }
+                Ok(Self(body))
+            }
             Err(_) => Err(ApiError::new(
                 Kind::TooSlow,
                 format!(
@@ -79,6 +83,27 @@ where
             )),
         }
     }
+}
+
+/// All of a body in one piece. What arrived in many small ones must not stay in many small ones: each
+/// would keep a whole buffer of the connection alive.
+async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
+    let mut whole = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| {
+            ApiError::new(
+                Kind::NotHttp,
+                "The body ended early or its chunks are malformed; send the request again whole.",
+            )
+        })?;
+        if let Ok(data) = frame.into_data() {
+            if whole.len() + data.len() > limits.bytes_max {
+                return Err(too_large(limits));
+            }
+            whole.extend_from_slice(&data);
+        }
+    }
+    Ok(whole)
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {

@@ -164,6 +164,14 @@ impl ApiError {
         }
     }
 
+    /// Nothing was stored, and it is not the client's fault.
+    pub fn busy() -> Self {
+        Self::new(
+            Kind::Busy,
+            "The service is too busy and nothing was stored; send the same plant again later.",
+        )
+    }
+
     /// What kind of error this is.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -252,14 +260,5 @@ impl From<StoreError> for ApiError {
             cause: Some(format!("{cause:#}")),
             ..Self::busy()
         }
-    }
-}
-
-impl ApiError {
-    fn busy() -> Self {
-        Self::new(
-            Kind::Busy,
-            "The service is too busy and nothing was stored; send the same plant again later.",
-        )
     }
 }

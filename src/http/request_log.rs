@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Instant;
 
+use axum::body::HttpBody;
 use axum::extract::{Request, State};
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderName, HeaderValue};
@@ -22,14 +23,25 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest id that is taken from a client.
 const REQUEST_ID_LEN_MAX: usize = 128;
 
-/// Filled in by whoever finds out who is asking.
+/// What is found out about a request on its way, by whoever finds it out.
 #[derive(Clone, Default)]
-pub struct CallerName(Arc<OnceLock<Arc<str>>>);
+pub struct Notes(Arc<Noted>);
 
-impl CallerName {
+#[derive(Default)]
+struct Noted {
+    caller: OnceLock<Arc<str>>,
+    body_read: AtomicBool,
+}
+
+impl Notes {
     /// Names the caller.
-    pub fn set(&self, name: Arc<str>) {
-        let _ = self.0.set(name);
+    pub fn set_caller(&self, name: Arc<str>) {
+        let _ = self.0.caller.set(name);
+    }
+
+    /// Nothing of this request is left on the connection.
+    pub fn set_body_read(&self) {
+        self.0.body_read.store(true, Ordering::Relaxed);
     }
 }
 
@@ -52,8 +64,12 @@ pub async fn log_request(
 ) -> Response {
     let start = Instant::now();
     let request_id = taken_id(&request).unwrap_or_else(new_request_id);
-    let caller = CallerName::default();
-    request.extensions_mut().insert(caller.clone());
+    let notes = Notes::default();
+    notes
+        .0
+        .body_read
+        .store(request.body().is_end_stream(), Ordering::Relaxed);
+    request.extensions_mut().insert(notes.clone());
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
 
@@ -64,7 +80,8 @@ pub async fn log_request(
 
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, request_id.clone());
-    if draining.0.load(Ordering::Relaxed) {
+    // A body that nobody read is in the way of the next request.
+    if draining.0.load(Ordering::Relaxed) || !notes.0.body_read.load(Ordering::Relaxed) {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let logged = response.extensions().get::<Logged>();
@@ -75,7 +92,7 @@ pub async fn log_request(
         error: logged.map(|logged| logged.number),
         cause: logged.and_then(|logged| logged.cause.as_deref()),
         duration_us: u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX),
-        token: caller.0.get().map(|name| &**name),
+        token: notes.0.caller.get().map(|name| &**name),
         request_id: request_id.to_str().unwrap_or_default(),
     });
     response

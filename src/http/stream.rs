@@ -3,20 +3,21 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::error::{ApiError, Kind};
 use crate::http::request_log::{Line, REQUEST_ID, log_line, new_request_id};
 
-/// How long a peer that is still sending after the last answer is listened to.
-const LINGER: Duration = Duration::from_millis(500);
+/// How long a peer that is still sending after the last answer is listened to: until it has been
+/// silent for so long, and in all.
+const LINGER_SILENCE: Duration = Duration::from_millis(500);
+const LINGER_MAX: Duration = Duration::from_secs(10);
 
 /// How long a silent peer is waited for.
 #[derive(Debug, Clone, Copy)]
@@ -27,38 +28,45 @@ pub struct Deadlines {
     pub idle: Duration,
 }
 
-/// What a connection is at, told to the stream by whoever calls the router. The lowest two bits
-/// are the phase, the others count how often it has changed: a clock starts anew with each change.
-#[derive(Clone, Default)]
-pub struct Phase(Arc<AtomicU64>);
+/// What a connection is at, and since when; told to the stream by whoever calls the router.
+#[derive(Clone)]
+pub struct Progress(Arc<Mutex<(Phase, Instant)>>);
 
-const READING_HEAD: u64 = 0;
-const ANSWERING: u64 = 1;
-const IDLE: u64 = 2;
-const PHASE_BITS: u64 = 3;
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    ReadingHead,
+    /// The head is complete; the body has deadlines of its own.
+    Answering,
+    /// The answer is ready to be sent. The first bytes of a head that came along with the request
+    /// before are with hyper, out of our sight: such a head has the idle time.
+    Idle,
+}
 
-impl Phase {
-    /// A head is complete; its body has deadlines of its own.
+/// A connection that was just accepted.
+impl Default for Progress {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new((Phase::ReadingHead, Instant::now()))))
+    }
+}
+
+impl Progress {
+    /// A head is complete.
     pub fn answering(&self) {
-        self.set(ANSWERING);
+        self.set(Phase::Answering);
     }
 
-    /// The answer is ready to be sent.
-    pub fn idle(&self) {
-        self.set(IDLE);
+    /// The answer is ready.
+    pub fn answered(&self) {
+        self.set(Phase::Idle);
     }
 
-    fn set(&self, phase: u64) {
-        let changes = self.count() | PHASE_BITS;
-        self.0.store(changes + 1 + phase, Ordering::Relaxed);
+    fn set(&self, phase: Phase) {
+        let mut progress = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *progress = (phase, Instant::now());
     }
 
-    fn get(&self) -> u64 {
-        self.count() & PHASE_BITS
-    }
-
-    fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    fn get(&self) -> (Phase, Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -66,9 +74,7 @@ impl Phase {
 pub struct Stream {
     tcp: TcpStream,
     deadlines: Deadlines,
-    phase: Phase,
-    /// The change of phase that was last seen waiting, and since when.
-    waiting: (u64, Instant),
+    progress: Progress,
     /// Since when the peer has taken nothing of what there is to write.
     stalled_since: Option<Instant>,
     /// Wakes up at a deadline or before it. It is moved when it fires, not with every request.
@@ -77,45 +83,35 @@ pub struct Stream {
     heard: bool,
     /// What is written in place of a refusal without a body, as far as it is not written yet.
     substitute: Vec<u8>,
-    /// Set once no more is written.
-    linger_until: Option<Instant>,
+    /// Set once no more is written: when the peer has been heard out, and at the latest.
+    linger: Option<(Instant, Instant)>,
 }
 
 impl Stream {
     /// Guards a stream that was just accepted.
-    pub fn new(tcp: TcpStream, deadlines: Deadlines, phase: Phase) -> Self {
-        let now = Instant::now();
+    pub fn new(tcp: TcpStream, deadlines: Deadlines, progress: Progress) -> Self {
         Self {
             tcp,
             deadlines,
-            waiting: (phase.count(), now),
-            phase,
+            progress,
             stalled_since: None,
-            alarm: Box::pin(sleep_until(now + deadlines.header)),
+            alarm: Box::pin(sleep(deadlines.header)),
             heard: false,
             substitute: Vec::new(),
-            linger_until: None,
+            linger: None,
         }
     }
 
-    /// Ready when the peer has been silent for too long.
-    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let count = self.phase.count();
-        if self.waiting.0 != count {
-            self.waiting = (count, Instant::now());
-        }
-        let for_bytes = match self.phase.get() {
-            READING_HEAD => Some(self.waiting.1 + self.deadlines.header),
-            IDLE => Some(self.waiting.1 + self.deadlines.idle),
-            _ => None,
+    /// Ready when the peer has been silent for too long, though it was its turn.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let deadline = match self.progress.get() {
+            _ if self.stalled_since.is_some() => return Poll::Pending,
+            (Phase::ReadingHead, since) => since + self.deadlines.header,
+            (Phase::Idle, since) => since + self.deadlines.idle,
+            (Phase::Answering, _) => return Poll::Pending,
         };
-        let for_room = self.stalled_since.map(|since| since + self.deadlines.idle);
-        let deadline = for_bytes.into_iter().chain(for_room).min();
-        match deadline {
-            Some(deadline) => self.poll_alarm(cx, deadline),
-            None => Poll::Pending,
-        }
-        .map(|()| io::ErrorKind::TimedOut.into())
+        self.poll_alarm(cx, deadline)
+            .map(|()| io::ErrorKind::TimedOut.into())
     }
 
     fn poll_alarm(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
@@ -133,11 +129,14 @@ impl Stream {
     fn poll_write_some(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.tcp).poll_write(cx, bytes);
         if polled.is_ready() {
-            self.stalled_since = None;
+            if self.stalled_since.take().is_some() && self.progress.get().0 == Phase::Idle {
+                self.progress.set(Phase::Idle); // it takes its time, but it takes its answer
+            }
             return polled;
         }
-        self.stalled_since.get_or_insert_with(Instant::now);
-        self.poll_deadline(cx).map(Err)
+        let since = *self.stalled_since.get_or_insert_with(Instant::now);
+        self.poll_alarm(cx, since + self.deadlines.idle)
+            .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
     fn poll_write_substitute(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -161,18 +160,19 @@ impl AsyncRead for Stream {
         if Pin::new(&mut self.tcp).poll_read(cx, buf)?.is_ready() {
             if buf.filled().len() > before {
                 self.heard = true;
-                if self.phase.get() == IDLE {
-                    self.phase.set(READING_HEAD);
+                if self.progress.get().0 == Phase::Idle {
+                    self.progress.set(Phase::ReadingHead);
                 }
             }
             return Poll::Ready(Ok(()));
         }
-        let error = ready!(self.poll_deadline(cx));
-        if self.phase.get() == READING_HEAD && self.heard {
+        let error = ready!(self.poll_silence(cx));
+        let in_a_head = self.progress.get().0 == Phase::ReadingHead && self.heard;
+        // The peer is slow, so it is not waited for; and an answer that it has not taken yet must not
+        // be followed by another.
+        if in_a_head && self.stalled_since.is_none() {
             let message = "The request line and headers did not arrive in time; send them again.";
-            let refusal = refusal(&ApiError::new(Kind::TooSlow, message));
-            // There is nothing else in the socket's buffer, so this fits; and the peer is slow, so
-            // it is not waited for.
+            let refusal = logged_refusal(&ApiError::new(Kind::TooSlow, message));
             let _ = self.tcp.try_write(&refusal);
         }
         Poll::Ready(Err(error))
@@ -188,7 +188,7 @@ impl AsyncWrite for Stream {
         ready!(self.poll_write_substitute(cx))?;
         match hypers_own_refusal(bytes) {
             Some((0, error)) => {
-                self.substitute = refusal(&error);
+                self.substitute = logged_refusal(&error);
                 Poll::Ready(Ok(bytes.len()))
             }
             // First what stands before it; hyper then comes back with the refusal alone.
@@ -206,21 +206,23 @@ impl AsyncWrite for Stream {
     /// is closed with unread bytes resets the connection, which can overtake the answer.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_substitute(cx))?;
-        let until = if let Some(until) = self.linger_until {
-            until
-        } else {
+        if self.linger.is_none() {
             ready!(Pin::new(&mut self.tcp).poll_shutdown(cx))?;
-            *self.linger_until.insert(Instant::now() + LINGER)
-        };
+            let now = Instant::now();
+            self.linger = Some((now + LINGER_SILENCE, now + LINGER_MAX));
+        }
         let mut scratch = [0; 4096];
-        loop {
+        while let Some((silence, max)) = self.linger {
             let mut scratch = ReadBuf::new(&mut scratch);
             match Pin::new(&mut self.tcp).poll_read(cx, &mut scratch) {
-                Poll::Ready(Ok(())) if !scratch.filled().is_empty() && Instant::now() < until => {}
-                Poll::Ready(_) => return Poll::Ready(Ok(())),
-                Poll::Pending => return self.poll_alarm(cx, until).map(Ok),
+                Poll::Ready(Ok(())) if !scratch.filled().is_empty() && Instant::now() < max => {
+                    self.linger = Some((max.min(Instant::now() + LINGER_SILENCE), max));
+                }
+                Poll::Ready(_) => break,
+                Poll::Pending => return self.poll_alarm(cx, silence).map(Ok),
             }
         }
+        Poll::Ready(Ok(()))
     }
 
     // `is_write_vectored` stays false: hyper then hands over a whole answer in one piece, which is
@@ -232,15 +234,16 @@ impl AsyncWrite for Stream {
 ///
 /// Every answer of ours ends with its body, or is an answer to HEAD and has a request id.
 fn hypers_own_refusal(bytes: &[u8]) -> Option<(usize, ApiError)> {
-    const STATUS_LINE: &[u8] = b"HTTP/1.1 4";
+    const VERSION: &[u8] = b"HTTP/1.";
     if !bytes.ends_with(b"\r\n\r\n") {
         return None;
     }
     let start = bytes
-        .windows(STATUS_LINE.len())
-        .rposition(|window| window == STATUS_LINE)?;
+        .windows(VERSION.len())
+        .rposition(|window| window == VERSION)?;
     let head = std::str::from_utf8(&bytes[start..]).ok()?;
-    if head.contains(REQUEST_ID.as_str()) {
+    let bodiless = head.contains("content-length: 0\r\n");
+    if !bodiless || head.contains(REQUEST_ID.as_str()) {
         return None;
     }
     let error = match head.get(9..12) {
@@ -257,7 +260,7 @@ fn hypers_own_refusal(bytes: &[u8]) -> Option<(usize, ApiError)> {
 }
 
 /// A whole answer, as bytes, for a request that never became one; and its line in the log.
-fn refusal(error: &ApiError) -> Vec<u8> {
+fn logged_refusal(error: &ApiError) -> Vec<u8> {
     let status = error.kind().status();
     let request_id = new_request_id();
     log_line(&Line {

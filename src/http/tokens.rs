@@ -25,6 +25,7 @@ struct Inner {
     store: Mutex<Store>,
     writer: Writer,
     known: RwLock<HashMap<TokenDigest, Known>>,
+    read_timeout: Duration,
     /// Held while reading, so that a stale record is read once and not once a connection.
     reading: tokio::sync::Mutex<()>,
 }
@@ -39,10 +40,11 @@ pub struct Known {
 
 impl Tokens {
     /// Tokens of this store; that they were used is noted through the writer.
-    pub fn new(store: Store, writer: Writer) -> Self {
+    pub fn new(store: Store, writer: Writer, read_timeout: Duration) -> Self {
         Self(Arc::new(Inner {
             store: Mutex::new(store),
             writer,
+            read_timeout,
             known: RwLock::default(),
             reading: tokio::sync::Mutex::default(),
         }))
@@ -54,11 +56,17 @@ impl Tokens {
         if let Some(known) = self.fresh(&digest) {
             return Ok(known);
         }
-        let _turn = self.0.reading.lock().await;
-        if let Some(known) = self.fresh(&digest) {
-            return Ok(known);
+        let read = async {
+            let _turn = self.0.reading.lock().await;
+            match self.fresh(&digest) {
+                Some(known) => Ok(known),
+                None => self.read(digest).await,
+            }
+        };
+        match tokio::time::timeout(self.0.read_timeout, read).await {
+            Ok(result) => result,
+            Err(_) => Err(ApiError::busy()),
         }
-        self.read(digest).await
     }
 
     fn fresh(&self, digest: &TokenDigest) -> Option<Known> {
@@ -76,6 +84,7 @@ impl Tokens {
         })
         .await
         .map_err(|panic| ApiError::defect(panic.to_string()))??
+        .filter(|record| record.digest == digest)
         .ok_or_else(ApiError::unknown_token)?;
 
         let mut all = self.0.known.write().unwrap_or_else(PoisonError::into_inner);

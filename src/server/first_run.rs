@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::store::{Location, NewToken, Store};
+use crate::store::{Location, NewToken, Store, sync_directory_of};
+use crate::telemetry;
 use crate::token::Token;
 
 /// Makes the first token unless there is any token already; gives the file that holds it.
@@ -17,7 +18,7 @@ pub(super) fn make_first_token(
     store: &mut Store,
     location: &Location,
 ) -> anyhow::Result<Option<PathBuf>> {
-    if !store.tokens()?.is_empty() {
+    if store.has_tokens()? {
         return Ok(None);
     }
     let path = location.path.with_file_name("plantstore.token");
@@ -60,17 +61,22 @@ pub(super) fn greet(token_path: &Path, address: SocketAddr) {
          -H 'Content-Type: application/json' \
          -d '{{\"id\":1,\"name\":\"Monstera\",\"tag\":\"indoor\"}}'\n\n"
     );
-    let _ = io::stderr().write_all(greeting.as_bytes());
+    telemetry::say(greeting);
 }
 
 fn write_token(path: &Path, token: &Token) -> io::Result<()> {
     let unfinished = path.with_extension("token.new");
+    let _ = fs::remove_file(&unfinished); // of a run that was cut short
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(&unfinished)?;
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&unfinished)?;
     writeln!(file, "{}", token.reveal())?;
     file.sync_all()?;
-    fs::rename(&unfinished, path)
+    fs::rename(&unfinished, path)?;
+    sync_directory_of(path)
 }
 
 fn shell_quoted(text: &str) -> String {

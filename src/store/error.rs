@@ -1,6 +1,8 @@
 //! What can go wrong in the store, told apart by what it means for a plant: not stored, no room,
 //! or nobody knows.
 
+use rusqlite::ffi::SQLITE_IOERR_WRITE;
+
 /// Why a batch was not committed, or a question not answered.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -18,10 +20,16 @@ pub enum StoreError {
 
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
-        use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull};
-        match error.sqlite_error_code() {
-            Some(DiskFull) => Self::Full(error),
-            Some(DatabaseBusy | DatabaseLocked) => Self::Busy(error),
+        use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull};
+        let Some(sqlite) = error.sqlite_error() else {
+            return Self::Busy(error); // a value of the wrong type, found before anything was stored
+        };
+        match sqlite.code {
+            DiskFull => Self::Full(error),
+            DatabaseBusy | DatabaseLocked | ConstraintViolation => Self::Busy(error),
+            // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the log
+            // has no commit without its last frame.
+            _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Self::Busy(error),
             _ => Self::Failed(error),
         }
     }
@@ -59,7 +67,7 @@ pub enum OpenError {
     )]
     Newer {
         path: String,
-        found: u32,
+        found: i64,
         known: u32,
     },
     #[error(

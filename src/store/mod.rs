@@ -8,4 +8,4 @@ mod sqlite;
 
 pub use contract::{Addition, Location, NewToken, Outcome, TokenId, TokenRecord};
 pub use error::{OpenError, StoreError};
-pub use sqlite::{Lock, Sqlite as Store};
+pub use sqlite::{Lock, Sqlite as Store, sync_directory_of};

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use jiff::Timestamp;
 use rusqlite::hooks::Wal;
+use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-pub use open::Lock;
+pub use open::{Lock, sync_directory_of};
 
 use crate::plant::NewPlant;
 use crate::store::contract::{Addition, Location, NewToken, Outcome, TokenId, TokenRecord};
@@ -69,7 +70,12 @@ impl Sqlite {
 
     /// Adds a batch of plants in one transaction: an outcome for each, in order, once all of it is
     /// on disk.
-    pub fn add(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
+    /// With it goes when tokens were used.
+    pub fn add(
+        &mut self,
+        batch: &[Addition],
+        used: &[(TokenId, Timestamp)],
+    ) -> Result<Vec<Outcome>, StoreError> {
         let now = Timestamp::now().as_millisecond();
         let transaction = self.write()?;
         let mut outcomes = Vec::with_capacity(batch.len());
@@ -86,6 +92,12 @@ impl Sqlite {
                     _ => Outcome::Added,
                 });
             }
+        }
+        for (token, used_at) in used {
+            transaction.execute(
+                "UPDATE tokens SET last_used_at = ?2 WHERE id = ?1",
+                params![token.0, used_at.as_millisecond()],
+            )?;
         }
         transaction.commit()?;
         Ok(outcomes)
@@ -112,8 +124,8 @@ impl Sqlite {
         }
     }
 
-    /// Keeps a new token. `None` when the name is taken.
-    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<Option<TokenId>, StoreError> {
+    /// Keeps a new token. False when the name is taken.
+    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
         let transaction = self.write()?;
         let inserted = transaction.execute(
             "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -126,9 +138,8 @@ impl Sqlite {
                 token.expires_at.map(Timestamp::as_millisecond),
             ],
         )?;
-        let id = (inserted == 1).then(|| TokenId(transaction.last_insert_rowid()));
         transaction.commit()?;
-        Ok(id)
+        Ok(inserted == 1)
     }
 
     /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
@@ -146,16 +157,10 @@ impl Sqlite {
         Ok(known.map(|()| revoked == 1))
     }
 
-    /// Notes when tokens were used.
-    pub fn touch_tokens(&mut self, used: &[(TokenId, Timestamp)]) -> Result<(), StoreError> {
-        let transaction = self.write()?;
-        for (token, used_at) in used {
-            transaction.execute(
-                "UPDATE tokens SET last_used_at = ?2 WHERE id = ?1",
-                params![token.0, used_at.as_millisecond()],
-            )?;
-        }
-        Ok(transaction.commit()?)
+    /// Whether there is any token, revoked ones included.
+    pub fn has_tokens(&self) -> Result<bool, StoreError> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
+        Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
     }
 
     /// Every token, oldest first.
@@ -204,9 +209,15 @@ fn compare(transaction: &Transaction<'_>, plant: &NewPlant) -> Result<Outcome, S
 }
 
 fn token_record(row: &Row<'_>) -> Result<TokenRecord, rusqlite::Error> {
+    // A time that makes no sense must not be taken for none: that would be "never".
     let time = |column: &str| -> Result<Option<Timestamp>, rusqlite::Error> {
         let milliseconds: Option<i64> = row.get(column)?;
-        Ok(milliseconds.and_then(|time| Timestamp::from_millisecond(time).ok()))
+        milliseconds
+            .map(Timestamp::from_millisecond)
+            .transpose()
+            .map_err(|error| {
+                rusqlite::Error::FromSqlConversionFailure(0, Type::Integer, error.into())
+            })
     };
     Ok(TokenRecord {
         id: TokenId(row.get("id")?),

@@ -94,6 +94,7 @@ fn what_is_wrong_with_a_file_is_wrong_usage_and_names_the_file() {
             "`listen` must be a string or a whole number",
         ),
         ("a = [1", "(line 1)"),
+        ("listen = \"a\"\nlisten = \"b\"", "duplicate key (line 2)"),
     ] {
         fs::write(directory.path().join("a.toml"), content).expect("a file");
         let output = run(directory.path(), &["serve", "--config", "a.toml"]);
@@ -124,6 +125,7 @@ fn wrong_usage_ends_with_2_and_help_with_0() {
         &["serve", "--max-connections", "0"],
         &["serve", "--body-timeout", "10"],
         &["serve", "--log-level", "loud"],
+        &["serve", "--log-level", ""],
         &["token"],
         &["token", "create"],
     ] {

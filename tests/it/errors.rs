@@ -50,6 +50,12 @@ fn a_request_that_is_not_http_after_a_good_one_is_40000() {
     client.send("GET /openapi.json HTTP/1.1\r\n\r\nGARBAGE\r\n\r\n");
     assert_eq!(client.answer().status, 200);
     assert_eq!(client.answer().error(), 40000);
+
+    let mut client = server.connect();
+    client.send("GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n");
+    assert_eq!(client.answer().error(), 40400);
+    client.send("GARBAGE\r\n\r\n");
+    assert_eq!(client.answer().error(), 40000);
 }
 
 #[test]
@@ -106,6 +112,7 @@ fn malformed_or_repeated_credentials_are_40003() {
     for headers in [
         "authorization: Bearer\r\n".to_owned(),
         "authorization: Bearer  \r\n".to_owned(),
+        "authorization: Bearer\tx\r\n".to_owned(),
         format!("authorization: Bearer {token} {token}\r\n"),
         format!("authorization: Bearer {token}, Bearer {token}\r\n"),
         "authorization: Bearer \u{fc}mlaut\r\n".to_owned(),
@@ -265,7 +272,10 @@ fn credentials_are_checked_before_the_body_is_read() {
     client.send(
         "POST /plants HTTP/1.1\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
     );
-    assert_eq!(client.answer().error(), 40100);
+    let answer = client.answer();
+    assert_eq!(answer.error(), 40100);
+    // The rest of the body is in the way of another request, and the client is told so.
+    assert_eq!(answer.header("connection"), Some("close"));
 
     let mut client = server.connect();
     client.send(
@@ -342,8 +352,9 @@ fn a_token_over_its_rate_limit_gets_42900_and_retry_after() {
         server.directory(),
         &["token", "create", "slow", "--rate-limit", "1"],
     );
-    let mut client = server.connect();
-    let answers: Vec<_> = (0..20).map(|_| client.add(token.trim(), BODY)).collect();
+    let answers: Vec<_> = (0..20)
+        .map(|_| server.connect().add(token.trim(), BODY))
+        .collect();
     assert_eq!(answers[0].status, 200);
     let refused: Vec<_> = answers
         .iter()
@@ -355,7 +366,7 @@ fn a_token_over_its_rate_limit_gets_42900_and_retry_after() {
         assert_eq!(answer.header("retry-after"), Some("1"));
     }
     // It holds for that token alone.
-    assert_eq!(client.add(&server.token(), BODY).status, 200);
+    assert_eq!(server.connect().add(&server.token(), BODY).status, 200);
 }
 
 #[test]
@@ -395,7 +406,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let timeout = Duration::from_secs(60);
     let (writer, _thread) = Writer::spawn(open(), 1, timeout);
     let parts = http::Parts {
-        tokens: Tokens::new(open(), writer.clone()),
+        tokens: Tokens::new(open(), writer.clone(), timeout),
         writer,
         body_limits: BodyLimits {
             bytes_max: 1,

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{Server, run_ok};
+use crate::harness::{Client, Server, run_ok};
 
 #[test]
 fn a_request_is_one_line_with_all_that_is_known_of_it() {
@@ -103,17 +103,43 @@ fn every_line_is_json_and_a_quiet_log_is_quiet() {
         let line: Value = serde_json::from_str(line).expect("JSON");
         assert!(line["timestamp"].is_string() && line["level"].is_string());
     }
-    let output = crate::harness::plantstore(&directory)
+    let mut quiet = Server::start_quietly_in(&directory);
+    quiet.add_ok(r#"{"id":1,"name":"x"}"#);
+    assert!(quiet.terminate().success());
+    assert_eq!(quiet.everything_logged(), "");
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_nothing_not_even_the_end() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = port.local_addr().expect("an address");
+    drop(port);
+    let second = crate::harness::directory();
+    let mut child = crate::harness::plantstore(second.path())
         .args([
             "serve",
             "--listen",
-            "127.0.0.1:0",
-            "--log-level",
-            "warn",
-            "--store",
-            "sqlite:no/where.db",
+            &address.to_string(),
+            "--idle-timeout",
+            "1s",
         ])
-        .output()
-        .expect("it runs");
-    assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
+        .stderr(std::process::Stdio::piped()) // and never read
+        .spawn()
+        .expect("it starts");
+    let mut client = None;
+    crate::harness::wait_until("it listens", || {
+        client = Client::try_connect(address).ok();
+        client.is_some()
+    });
+    let mut client = client.expect("a connection");
+    // More than a pipe holds.
+    for _ in 0..2000 {
+        assert_eq!(client.request("GET /", "").status, 404);
+    }
+    drop(client);
+    let killed = std::process::Command::new("kill")
+        .arg(child.id().to_string())
+        .status();
+    assert!(killed.expect("kill runs").success());
+    assert!(crate::harness::wait_for_exit(&mut child).success());
 }

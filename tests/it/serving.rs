@@ -177,3 +177,46 @@ fn a_drain_ends_at_its_limit_or_when_asked_twice() {
     server.wait_for_line(|line| line["message"] == "draining");
     assert_eq!(server.terminate().code(), Some(0));
 }
+
+#[test]
+fn a_head_that_drips_in_is_not_waited_for() {
+    let server = Server::start_with(&["--header-timeout", "1s"]);
+    let mut client = server.connect();
+    let mut drops = 0;
+    while client.is_silent_for(Duration::from_millis(50)) {
+        client.send_as_far_as_it_goes("x");
+        drops += 1;
+        assert!(drops < 200, "a deadline that every byte puts off");
+    }
+    assert_eq!(client.answer().error(), 40800);
+}
+
+#[test]
+fn a_body_in_a_million_pieces_takes_no_more_memory_than_it_has_bytes() {
+    let server = Server::start();
+    let mut clients: Vec<_> = (0..2).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        client.send(format!(
+            "POST /plants HTTP/1.1\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+            server.token()
+        ));
+        for _ in 0..1000 {
+            client.send("1\r\n \r\n".repeat(1000));
+        }
+        let plant = r#"{"id":1,"name":"x"}"#;
+        client.send(format!("{:x}\r\n{plant}\r\n0\r\n\r\n", plant.len()));
+        assert_eq!(client.answer().status, 200);
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("proc");
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .expect("a peak");
+    let peak_kib: u64 = peak
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("a number");
+    assert!(peak_kib < 32 << 10, "{peak_kib} KiB");
+}

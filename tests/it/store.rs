@@ -36,6 +36,14 @@ fn two_servers_cannot_share_a_store_but_commands_work_beside_one() {
     server.add_ok(r#"{"id":1,"name":"x"}"#);
     run_ok(server.directory(), &["token", "create", "beside"]);
     run_ok(server.directory(), &["token", "list"]);
+    // One file, one lock, whatever way leads to it.
+    std::os::unix::fs::symlink("plantstore.db", server.directory().join("link.db"))
+        .expect("a link");
+    let sentence = refusal(server.directory(), &["--store", "sqlite:link.db"]);
+    assert!(
+        sentence.contains("is in use by another plantstore"),
+        "{sentence}"
+    );
     // The lock goes with the process, however it ends.
     server.kill();
     let directory = server.directory().to_owned();
@@ -103,11 +111,11 @@ fn files_of_others_are_refused_and_left_as_they_are() {
         .execute_batch("CREATE TABLE plants (id)")
         .expect("SQL");
     drop(theirs);
+    let before = fs::read(&path).expect("a file");
     assert!(refusal(directory.path(), &[]).contains("not a store of plantstore's"));
-    let tables: i64 = open(directory.path())
-        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .expect("a count");
-    assert_eq!(tables, 1);
+    assert_eq!(fs::read(&path).expect("a file"), before);
+    let files = fs::read_dir(directory.path()).expect("a directory").count();
+    assert_eq!(files, 1, "a file was left beside it");
 
     fs::write(
         &path,
@@ -221,6 +229,15 @@ fn starting_reads_no_more_of_a_large_store_than_of_a_small_one() {
     let fill = "INSERT INTO plants WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 300000)
                 SELECT i, 'a plant with a name of some length', 'tag', 0, 1 FROM n";
     open(directory.path()).execute_batch(fill).expect("plants");
+    let fill = fill.replace(
+        "INSERT INTO plants",
+        "INSERT INTO tokens (name, digest, created_at)",
+    );
+    let fill = fill.replace(
+        "SELECT i, 'a plant with a name of some length', 'tag', 0, 1",
+        "SELECT 'token ' || i, randomblob(32), 0",
+    );
+    open(directory.path()).execute_batch(&fill).expect("tokens");
     let large = read_at_start(directory.path());
     assert!(
         fs::metadata(directory.path().join("plantstore.db"))

@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::store::error::OpenError;
@@ -17,7 +18,7 @@ use crate::store::error::OpenError;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// "Plnt": marks the file as ours (`file plantstore.db` shows it).
-const APPLICATION_ID: u32 = 0x506c_6e74;
+const APPLICATION_ID: i64 = 0x506c_6e74;
 
 /// The schema, a step a version. A step that has been released is never changed.
 const MIGRATIONS: [&str; 1] = [include_str!(
@@ -36,9 +37,9 @@ pub struct Lock {
 /// A connection for the one server: up to date, and with nothing left in the log that is not
 /// synced.
 pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
-    let lock = take_lock(path)?;
     create(path)?;
     let mut connection = connect(path)?;
+    let lock = take_lock(path)?;
     upgrade(&mut connection, path)?;
     match checkpoint(&connection, "TRUNCATE") {
         Ok(true) => Ok((connection, lock)),
@@ -69,7 +70,7 @@ pub(super) fn create(path: &Path) -> Result<(), OpenError> {
         .mode(0o600)
         .open(path)
     {
-        Ok(_) => sync_directory(path).map_err(failed_to("sync the directory of", path)),
+        Ok(_) => sync_directory_of(path).map_err(failed_to("sync the directory of", path)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(failed_to("create", path)(error)),
     }
@@ -83,7 +84,8 @@ pub(super) fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, ru
     })
 }
 
-fn sync_directory(path: &Path) -> io::Result<()> {
+/// Makes the entry of this file in its directory survive a power cut.
+pub fn sync_directory_of(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -92,6 +94,8 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 }
 
 fn take_lock(path: &Path) -> Result<Lock, OpenError> {
+    // One file, one lock, whatever way leads to it.
+    let path = &path.canonicalize().map_err(failed_to("find", path))?;
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push("-lock");
     let lock_path = PathBuf::from(lock_path);
@@ -133,6 +137,7 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
     connection
         .busy_timeout(BUSY_TIMEOUT)
         .map_err(unusable(path))?;
+    version(&connection, path)?; // before anything is changed in a file that is not ours
     for (pragma, expected) in [
         ("journal_mode = WAL", "wal"),
         ("synchronous = FULL", "2"),
@@ -200,7 +205,7 @@ fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
 
 /// The version of the schema, 0 for an empty file.
 fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
-    let number = |sql: &str| -> Result<u32, OpenError> {
+    let number = |sql: &str| -> Result<i64, OpenError> {
         connection
             .query_row(sql, [], |row| row.get(0))
             .map_err(unusable(path))
@@ -211,14 +216,14 @@ fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
     if application_id != APPLICATION_ID && !(empty && application_id == 0 && found == 0) {
         return Err(OpenError::NotOurs(path.display().to_string()));
     }
-    if found > VERSION {
-        return Err(OpenError::Newer {
+    match u32::try_from(found) {
+        Ok(found) if found <= VERSION => Ok(found),
+        _ => Err(OpenError::Newer {
             path: path.display().to_string(),
             found,
             known: VERSION,
-        });
+        }),
     }
-    Ok(found)
 }
 
 fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
@@ -232,7 +237,12 @@ fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ope
 
 fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
     let path = path.display().to_string();
+    let shared_memory = |error: &rusqlite::Error| {
+        let code = error.sqlite_error().map(|error| error.extended_code);
+        code == Some(SQLITE_IOERR_SHMSIZE)
+    };
     move |source| match source.sqlite_error_code() {
+        _ if shared_memory(&source) => OpenError::Full(path),
         Some(ErrorCode::NotADatabase) => OpenError::NotOurs(path),
         Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
             OpenError::NotWritable { path, source }

@@ -109,13 +109,34 @@ impl Server {
         Self::start_command(command, directory)
     }
 
+    /// With a log that says nothing of what goes well, so that its address has to be chosen for it.
+    pub fn start_quietly_in(directory: &Path) -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = port.local_addr().expect("an address");
+        drop(port);
+        let mut command = plantstore(directory);
+        command.args([
+            "serve",
+            "--log-level",
+            "warn",
+            "--listen",
+            &address.to_string(),
+        ]);
+        let server = Self::spawn(command, directory, address);
+        wait_until("it listens", || Client::try_connect(address).is_ok());
+        server
+    }
+
     /// Under `strace`, which does to its system calls what it is told to. (With `-D` the process
     /// that is started is the service, and `strace` is its grandchild.)
     pub fn start_under_strace(directory: &Path, strace: &[&str], arguments: &[&str]) -> Self {
         let plain = plantstore(directory);
         let mut command = Command::new("strace");
+        for (name, _) in plain.get_envs() {
+            command.env_remove(name);
+        }
         command
-            .args(["-D", "-f", "-qq", "-o", "strace.out"])
+            .args(["-D", "-f", "-q", "-o", "strace.out"])
             .args(strace)
             .arg(plain.get_program())
             .args(["serve", "--listen", "127.0.0.1:0"])
@@ -125,7 +146,16 @@ impl Server {
         Self::start_command(command, directory)
     }
 
-    fn start_command(mut command: Command, directory: &Path) -> Self {
+    fn start_command(command: Command, directory: &Path) -> Self {
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut server = Self::spawn(command, directory, nowhere);
+        let listening = server.wait_for_line(|line| line["message"] == "listening");
+        let address = listening["address"].as_str().expect("an address");
+        server.address = address.parse().expect("an address");
+        server
+    }
+
+    fn spawn(mut command: Command, directory: &Path, address: SocketAddr) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let stderr = child.stderr.take().expect("a pipe");
         let (sender, lines) = channel();
@@ -137,17 +167,13 @@ impl Server {
                 let _ = sender.send(line);
             }
         });
-        let mut server = Self {
+        Self {
             child,
-            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            address,
             directory: Place::Given(directory.to_owned()),
             lines,
             seen,
-        };
-        let listening = server.wait_for_line(|line| line["message"] == "listening");
-        let address = listening["address"].as_str().expect("an address");
-        server.address = address.parse().expect("an address");
-        server
+        }
     }
 
     /// The next line of the log that is so.
