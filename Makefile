@@ -5,12 +5,12 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 
-.PHONY: test check setup fmt lint docs deny build it schemathesis bench clean
+.PHONY: test check setup fmt lint docs deny advisories build it schemathesis bench clean
 
 test: setup check deny it schemathesis
 	@echo "all is well"
 
-# What needs no network and no other program.
+# What needs nothing but the crates.
 check: fmt lint docs
 
 # Installs what the tests run: curl and sqlite3 (the README's commands), strace (faults), Python (Schemathesis).

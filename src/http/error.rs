@@ -2,6 +2,7 @@
 //! it says stands in `openapi.yaml` and `docs/errors.md` too, and a test holds the three together.
 
 use std::borrow::Cow;
+use std::error::Error;
 
 use axum::Extension;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -255,9 +256,9 @@ impl From<AddError> for ApiError {
 /// Only questions end up here (who is this token?), so nothing can have been stored.
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let cause = anyhow::Error::from(error);
+        let source = error.source().map(ToString::to_string).unwrap_or_default();
         Self {
-            cause: Some(format!("{cause:#}")),
+            cause: Some(format!("{error}: {source}")),
             ..Self::busy()
         }
     }

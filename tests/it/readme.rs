@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use crate::harness::{wait_for_exit, wait_until};
 
@@ -20,6 +20,30 @@ fn blocks() -> Vec<(&'static str, &'static str)> {
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
+}
+
+/// What `cargo run` started: a child of cargo's, known by the number in its lock.
+struct Started {
+    cargo: Child,
+    lock: PathBuf,
+}
+
+impl Started {
+    fn terminate(&self) {
+        if let Ok(pid) = fs::read_to_string(&self.lock) {
+            let _ = Command::new("kill").arg(pid.trim()).status();
+        }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if self.cargo.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.terminate();
+            let _ = self.cargo.kill();
+            let _ = self.cargo.wait();
+        }
+    }
 }
 
 #[test]
@@ -45,17 +69,20 @@ fn the_commands_of_the_readme_do_what_it_says() {
     let blocks = blocks();
     assert_eq!(blocks[0], ("sh", "cargo run --release -- serve\n"));
     let log = directory.path().join("log");
-    let mut server = shell(&format!("exec {}", blocks[0].1))
-        .stderr(fs::File::create(&log).expect("a file"))
-        .spawn()
-        .expect("it starts");
+    let mut server = Started {
+        cargo: shell(&format!("exec {}", blocks[0].1))
+            .stderr(fs::File::create(&log).expect("a file"))
+            .spawn()
+            .expect("it starts"),
+        lock: directory.path().join("plantstore.db-lock"),
+    };
     let logged = || fs::read_to_string(&log).expect("a file");
     let mut ended = false;
     // It may have to be built first.
     for _ in 0..40 {
         let wait =
             std::panic::catch_unwind(|| wait_until("it listens", || logged().contains("curl ")));
-        ended = server.try_wait().expect("a child").is_some();
+        ended = server.cargo.try_wait().expect("a child").is_some();
         if wait.is_ok() || ended {
             break;
         }
@@ -79,14 +106,8 @@ fn the_commands_of_the_readme_do_what_it_says() {
     }
     assert_eq!(compared, 4);
 
-    // `cargo run` has become cargo's child; it is stopped by the number in its lock.
-    let pid = fs::read_to_string(directory.path().join("plantstore.db-lock")).expect("a lock");
-    let killed = Command::new("kill")
-        .arg(pid.trim())
-        .status()
-        .expect("kill runs");
-    assert!(killed.success());
-    assert!(wait_for_exit(&mut server).success());
+    server.terminate();
+    assert!(wait_for_exit(&mut server.cargo).success());
 }
 
 #[test]
