@@ -5,9 +5,9 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 
-.PHONY: test check setup fmt lint docs deny advisories build it schemathesis bench clean
+.PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench clean
 
-test: setup check deny it schemathesis
+test: setup check deny it faults-share schemathesis
 	@echo "all is well"
 
 # What needs nothing but the crates.
@@ -41,6 +41,15 @@ build:
 
 it: build
 	$(CARGO) test --locked
+
+# A share of the faults, and proof that the suite notices a broken service.
+faults-share:
+	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20
+
+# All of them: power cuts by the ten thousand, a thousand kills, every sync and every write of a run.
+faults:
+	@scripts/install-missing strace
+	$(CARGO) test --release --locked --test faults -- --cuts 20000 --kills 1000 --step 1
 
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +22,9 @@ pub use client::{Answer, Client, add_request};
 /// Far longer than anything takes: a wait that ends here is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Names another binary than the one that was built with the tests: one that is broken on purpose.
+pub const BINARY_UNDER_TEST: &str = "BINARY_UNDER_TEST";
+
 /// A directory for one test.
 pub fn directory() -> TempDir {
     tempfile::tempdir().expect("a temporary directory")
@@ -29,7 +32,8 @@ pub fn directory() -> TempDir {
 
 /// The binary, with nothing of the environment that could change what it does.
 pub fn plantstore(directory: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_plantstore"));
+    let ours = env!("CARGO_BIN_EXE_plantstore").into();
+    let mut command = Command::new(std::env::var_os(BINARY_UNDER_TEST).unwrap_or(ours));
     command.current_dir(directory).stdin(Stdio::null());
     let settings = std::env::vars_os().map(|(name, _)| name);
     for name in settings.filter(|name| name.to_string_lossy().starts_with("PLANTSTORE_")) {
@@ -130,6 +134,23 @@ impl Server {
     /// Under `strace`, which does to its system calls what it is told to. (With `-D` the process
     /// that is started is the service, and `strace` is its grandchild.)
     pub fn start_under_strace(directory: &Path, strace: &[&str], arguments: &[&str]) -> Self {
+        Self::start_command(
+            Self::strace_command(directory, strace, arguments),
+            directory,
+        )
+    }
+
+    /// The same for one that may not live long enough to listen.
+    pub fn try_start_under_strace(
+        directory: &Path,
+        strace: &[&str],
+        arguments: &[&str],
+    ) -> Option<Self> {
+        let command = Self::strace_command(directory, strace, arguments);
+        Self::try_start_command(command, directory).ok()
+    }
+
+    fn strace_command(directory: &Path, strace: &[&str], arguments: &[&str]) -> Command {
         let plain = plantstore(directory);
         let mut command = Command::new("strace");
         for (name, _) in plain.get_envs() {
@@ -143,16 +164,25 @@ impl Server {
             .args(arguments)
             .current_dir(directory)
             .stdin(Stdio::null());
-        Self::start_command(command, directory)
+        command
     }
 
     fn start_command(command: Command, directory: &Path) -> Self {
+        Self::try_start_command(command, directory).unwrap_or_else(|logged| {
+            panic!("it does not listen:\n{logged}");
+        })
+    }
+
+    /// A server that listens, or what it logged instead.
+    fn try_start_command(command: Command, directory: &Path) -> Result<Self, String> {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut server = Self::spawn(command, directory, nowhere);
-        let listening = server.wait_for_line(|line| line["message"] == "listening");
+        let Some(listening) = server.next_line(|line| line["message"] == "listening") else {
+            return Err(server.everything_logged());
+        };
         let address = listening["address"].as_str().expect("an address");
         server.address = address.parse().expect("an address");
-        server
+        Ok(server)
     }
 
     fn spawn(mut command: Command, directory: &Path, address: SocketAddr) -> Self {
@@ -178,17 +208,18 @@ impl Server {
 
     /// The next line of the log that is so.
     pub fn wait_for_line(&self, is_so: impl Fn(&Value) -> bool) -> Value {
+        let line = self.next_line(is_so);
+        line.unwrap_or_else(|| panic!("no such line in the log:\n{}", self.everything_logged()))
+    }
+
+    fn next_line(&self, is_so: impl Fn(&Value) -> bool) -> Option<Value> {
         let end = Instant::now() + PATIENCE;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left) {
-                Ok(line) => match serde_json::from_str(&line) {
-                    Ok(line) if is_so(&line) => return line,
-                    _ => {}
-                },
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    panic!("no such line in the log:\n{}", self.everything_logged())
-                }
+            let line = self.lines.recv_timeout(left).ok()?;
+            match serde_json::from_str(&line) {
+                Ok(line) if is_so(&line) => return Some(line),
+                _ => {}
             }
         }
     }

@@ -1,0 +1,109 @@
+//! The checker is shown to work: three builds of the service, each with its durability broken in one place, run
+//! through the same suite, which must report losses of each.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::harness::BINARY_UNDER_TEST;
+
+/// A break: its name, the file, what stands there and what is put in its place.
+const BREAKS: [(&str, &str, &str, &str); 3] = [
+    (
+        "synchronous-off",
+        "src/store/sqlite/open.rs",
+        r#"("synchronous = FULL", "2")"#,
+        r#"("synchronous = OFF", "0")"#,
+    ),
+    (
+        "acknowledged-before-the-commit",
+        "src/writer.rs",
+        "fn commit(self, store: &mut Store) -> Result<(), StoreError> {",
+        "fn commit(mut self, store: &mut Store) -> Result<(), StoreError> {
+        for (reply, addition) in std::mem::take(&mut self.replies).into_iter().zip(&self.additions) {
+            let _ = reply.send(Ok(addition.plant.plant.clone()));
+        }",
+    ),
+    (
+        "no-checkpoint-at-the-start",
+        "src/store/sqlite/open.rs",
+        r#"match checkpoint(&connection, "TRUNCATE") {"#,
+        "match Ok::<bool, rusqlite::Error>(true) {",
+    ),
+];
+
+/// The breaks that the suite did not notice.
+pub fn unnoticed(cuts: usize, seed: u64) -> Vec<String> {
+    let mut unnoticed = Vec::new();
+    for (name, file, before, after) in BREAKS {
+        let binary = build(name, file, before, after);
+        let output = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--cuts", &cuts.to_string(), "--seed", &seed.to_string()])
+            .env(BINARY_UNDER_TEST, binary)
+            .output()
+            .expect("it runs");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let losses = printed.matches("lost: ").count();
+        println!("{name}: {losses} losses reported");
+        if losses == 0 || output.status.code() != Some(1) {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            unnoticed.push(format!("{name} was not noticed:\n{printed}{errors}"));
+        }
+    }
+    unnoticed
+}
+
+/// Builds a copy of the project with one place changed, beside the project's own build so that all
+/// dependencies are there already.
+fn build(name: &str, file: &str, before: &str, after: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("target");
+    let copy = target.join("broken").join(name);
+    let _ = fs::remove_dir_all(&copy);
+    for part in [".cargo", "src", "migrations"] {
+        copy_all(&root.join(part), &copy.join(part));
+    }
+    for part in ["Cargo.lock", "build.rs", "openapi.yaml"] {
+        fs::copy(root.join(part), copy.join(part)).expect("a file");
+    }
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("a manifest");
+    let manifest = manifest.split("[[").next().expect("a part");
+    let binary = format!("[[bin]]\nname = \"{name}\"\npath = \"src/main.rs\"\n");
+    fs::write(copy.join("Cargo.toml"), format!("{manifest}{binary}")).expect("a manifest");
+
+    let source = fs::read_to_string(copy.join(file)).expect("a source");
+    assert!(
+        source.contains(before),
+        "{file} has changed: there is nothing to break in it"
+    );
+    fs::write(copy.join(file), source.replace(before, after)).expect("a source");
+    let built = Command::new(env!("CARGO"))
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--bin",
+            name,
+            "--target-dir",
+        ])
+        .arg(target)
+        .current_dir(&copy)
+        .status();
+    assert!(built.expect("cargo runs").success());
+    target.join("debug").join(name)
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let copy = to.join(path.file_name().expect("a name"));
+        if path.is_dir() {
+            copy_all(&path, &copy);
+        } else {
+            fs::copy(&path, copy).expect("a file");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Kills: the real binary ended with SIGKILL, at random moments under load, and at every sync and every write of a run.
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::checker::Ledger;
+use crate::harness::{Server, directory};
+use crate::load::{Load, body};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+
+/// After so many kills a new store is begun, so that checking does not take longer and longer.
+const KILLS_A_STORE: usize = 25;
+
+/// Under load, at a random moment.
+pub fn at_random(seed: u64, kills: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("kill -9 at random", "real binary under load");
+    let mut random = Random::new(seed);
+    let mut place = directory();
+    let mut ledger = Ledger::default();
+    for number in 0..kills {
+        if number.is_multiple_of(KILLS_A_STORE) {
+            place = directory();
+            ledger = Ledger::default();
+        }
+        let mut server = Server::start_in(place.path(), &["--log-level", "info"]);
+        let load = Load {
+            clients: 8,
+            plants: 100_000,
+            first_id: i64::try_from(number).expect("small") * 1_000_000_000,
+            seed: random.next(),
+        };
+        let running = load.start(server.address(), &server.token());
+        thread::sleep(Duration::from_micros(random.below(120_000)));
+        server.kill();
+        let run = running.finish();
+        let acknowledged = run.acknowledged().count();
+        ledger.append(run);
+        let server = Server::start_in(place.path(), &[]);
+        report.add(1, acknowledged, after_restart(&server, &ledger));
+        progress.step();
+    }
+    report
+}
+
+/// At the first, second, third … call of its kind, until a run of `plants` ends without meeting one.
+pub fn at_every(call: &'static str, plants: u64, step: usize, progress: &Progress) -> Report {
+    let fault = match call {
+        "fdatasync" => "kill at every sync",
+        _ => "kill at every write",
+    };
+    let mut report = Report::new(fault, "strace, real binary");
+    let mut at = 1;
+    loop {
+        let place = directory();
+        assert!(Server::start_in(place.path(), &[]).terminate().success());
+        let kill = format!("inject={call}:signal=KILL:when={at}");
+        let trace = format!("trace={call}");
+        let strace = ["-e", &trace, "-e", &kill];
+        let mut run = Ledger::default();
+        let mut killed = true;
+        // It may be killed before it listens.
+        if let Some(mut server) = Server::try_start_under_strace(place.path(), &strace, &[]) {
+            let load = Load {
+                clients: 1,
+                plants,
+                first_id: 0,
+                seed: at as u64,
+            };
+            run = load.start(server.address(), &server.token()).finish();
+            killed = run.attempts().count() < usize::try_from(plants).expect("small");
+            if !killed {
+                server.kill();
+            }
+        }
+        let server = Server::start_in(place.path(), &[]);
+        report.add(1, run.acknowledged().count(), after_restart(&server, &run));
+        progress.step();
+        if !killed {
+            return report;
+        }
+        at += step;
+    }
+}
+
+/// Everything acknowledged is there, and every plant that was attempted can be sent again.
+fn after_restart(server: &Server, ledger: &Ledger) -> Vec<String> {
+    let mut wrong = ledger.violations_in(&database(server.directory()));
+    let token = server.token();
+    let mut client = server.connect();
+    let unanswered = ledger.unanswered();
+    for sent in unanswered {
+        let answer = client.add(&token, body(sent).as_bytes());
+        if answer.status != 200 && answer.error() != 40009 {
+            wrong.push(format!("takes no adds: {sent:?}: {answer:?}"));
+        }
+    }
+    wrong
+}
+
+fn database(directory: &Path) -> std::path::PathBuf {
+    directory.join("plantstore.db")
+}

@@ -1,0 +1,254 @@
+//! Power cuts: a run of the real binary is recorded, system call by system call; then the power goes after
+//! every one of them, and what is left of the disk is opened by the real code and checked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use plantstore::plant::NewPlant;
+use plantstore::store::{Addition, Location, Outcome, Store, TokenId};
+use tempfile::TempDir;
+
+use crate::checker::{Ledger, Sent, Told};
+use crate::disk::Disk;
+use crate::harness::Server;
+use crate::load::{Load, body};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+use crate::trace::{self, Event};
+
+/// A recording, and what clients attempted in it.
+struct Recording {
+    events: Vec<Event>,
+    attempted: Vec<Sent>,
+    /// Events before this one are history: the power stays on.
+    first_cut: usize,
+}
+
+/// Cuts the power `cuts` times in a run with load: at every event in turn, over and over.
+pub fn cuts(seed: u64, plants: u64, cuts: usize, progress: &Progress) -> Report {
+    let directory = crate::harness::directory();
+    let server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
+    let load = Load {
+        clients: 4,
+        plants: plants / 4,
+        first_id: 0,
+        seed,
+    };
+    let ledger = load.start(server.address(), &server.token()).finish();
+    let recording = Recording {
+        events: trace::events(&end(server), directory.path()),
+        attempted: ledger.attempts().cloned().collect(),
+        first_cut: 0,
+    };
+    let mut report = Report::new(
+        "power cut",
+        "recorded run, disk rebuilt at every write, sync and answer",
+    );
+    cut_everywhere(&recording, seed, cuts, progress, &mut report);
+    report
+}
+
+/// Ghost acknowledgements: killed inside a sync, started again, the same plant sent again and acknowledged, and
+/// then the power goes.
+pub fn ghosts(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "kill in a sync, retry, power cut",
+        "two recorded runs on one disk",
+    );
+    for number in 0..kills {
+        let directory = crate::harness::directory();
+        // A store with its token, ended in good order, so that the kill meets an add.
+        let mut history = {
+            let mut server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
+            assert!(server.terminate().success());
+            trace::events(&ended(server), directory.path())
+        };
+        let kill = format!("inject=fdatasync:signal=KILL:when={}", 2 + number % 6);
+        let strace = [&trace::RECORD[..], &["-e", &kill]].concat();
+        let server = Server::start_under_strace(directory.path(), &strace, &[]);
+        let load = Load {
+            clients: 2,
+            plants: 50,
+            first_id: 0,
+            seed: seed + number as u64,
+        };
+        let first = load.start(server.address(), &server.token()).finish();
+        // It is dead already, unless it is a broken one that does not sync at all.
+        history.extend(trace::events(&end(server), directory.path()));
+        let first_cut = history.len();
+
+        let server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
+        let mut client = server.connect();
+        for sent in first.attempts() {
+            client.add(&server.token(), body(sent).as_bytes());
+        }
+        history.extend(trace::events(&end(server), directory.path()));
+        let recording = Recording {
+            events: history,
+            attempted: first.attempts().cloned().collect(),
+            first_cut,
+        };
+        cut_everywhere(
+            &recording,
+            seed ^ (number as u64) << 32,
+            cuts / kills,
+            progress,
+            &mut report,
+        );
+    }
+    report
+}
+
+/// Kills the service, so that its end is no part of the recording, and gives the recording.
+fn end(mut server: Server) -> String {
+    server.kill();
+    ended(server)
+}
+
+fn ended(mut server: Server) -> String {
+    server.wait_for_exit();
+    // The end of the process is the last thing that the tracer writes down.
+    let pid = server.pid().to_string();
+    let is_last = |line: &str| line.starts_with(&pid) && line.contains(" +++ ");
+    crate::harness::wait_until("the recording is complete", || {
+        server.trace().lines().any(is_last)
+    });
+    let recording = server.trace();
+    fs::remove_file(server.directory().join("strace.out")).expect("a recording");
+    recording
+}
+
+fn cut_everywhere(
+    recording: &Recording,
+    seed: u64,
+    cuts: usize,
+    progress: &Progress,
+    report: &mut Report,
+) {
+    let points = recording.events.len() - recording.first_cut;
+    let rounds = cuts.div_ceil(points.max(1));
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let place = scratch();
+        let mut wrong = Vec::new();
+        loop {
+            let round = next.fetch_add(1, Ordering::Relaxed);
+            if round >= rounds {
+                return wrong;
+            }
+            wrong.extend(cut_once_everywhere(
+                recording,
+                seed,
+                round as u64,
+                place.path(),
+                progress,
+            ));
+        }
+    };
+    let wrong: Vec<String> = thread::scope(|scope| {
+        let workers = [scope.spawn(worker), scope.spawn(worker)];
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().expect("no panic"))
+            .collect()
+    });
+    let acknowledged = recording
+        .events
+        .iter()
+        .filter_map(|event| acknowledged(event, recording));
+    report.add(rounds * points, acknowledged.count(), wrong);
+}
+
+/// One cut after each event.
+fn cut_once_everywhere(
+    recording: &Recording,
+    seed: u64,
+    round: u64,
+    place: &Path,
+    progress: &Progress,
+) -> Vec<String> {
+    let mut disk = Disk::default();
+    let mut ledger = Ledger::default();
+    for sent in &recording.attempted {
+        ledger.note(sent.clone(), Told::Nothing);
+    }
+    let mut wrong = Vec::new();
+    for (at, event) in recording.events.iter().enumerate() {
+        disk.apply(event);
+        if let Some(sent) = acknowledged(event, recording) {
+            ledger.note(sent.clone(), Told::Stored);
+        }
+        if at < recording.first_cut {
+            continue;
+        }
+        let mut random = Random::new(seed ^ round << 20 ^ at as u64);
+        empty(place);
+        disk.cut(&mut random, place);
+        for violation in check(place, &ledger) {
+            wrong.push(format!(
+                "seed {seed}, round {round}, event {at}: {violation}"
+            ));
+        }
+        progress.step();
+    }
+    wrong
+}
+
+/// Opens what is left with the real code; everything acknowledged must be there, and it must take adds again.
+fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
+    let path = place.join("plantstore.db");
+    let location = Location { path: path.clone() };
+    let opened = Store::open_to_serve(&location);
+    let (mut store, _lock) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return vec![format!("does not open: {:#}", anyhow::Error::from(error))],
+    };
+    let wrong = ledger.violations_in(&path);
+    let token = TokenId(1);
+    let probe = NewPlant::from_json(br#"{"id":-1,"name":"after the cut"}"#).expect("a plant");
+    match store.add(
+        &[Addition {
+            plant: probe,
+            token,
+        }],
+        &[],
+    ) {
+        Ok(outcomes) if outcomes == [Outcome::Added] => wrong,
+        other => [wrong, vec![format!("takes no adds: {other:?}")]].concat(),
+    }
+}
+
+/// The plant that an answer of 200 is about: names are unique.
+fn acknowledged<'a>(event: &Event, recording: &'a Recording) -> Option<&'a Sent> {
+    let Event::Answer(bytes) = event else {
+        return None;
+    };
+    let text = std::str::from_utf8(bytes)
+        .ok()?
+        .strip_prefix("HTTP/1.1 200 ")?;
+    let (_, json) = text.split_once("\r\n\r\n")?;
+    let answer: serde_json::Value = serde_json::from_str(json).ok()?;
+    recording
+        .attempted
+        .iter()
+        .find(|(_, name, _)| answer["name"] == name.as_str())
+}
+
+/// Memory, if there is a file system for it: only the simulated disk has to be slow.
+fn scratch() -> TempDir {
+    let memory = PathBuf::from("/dev/shm");
+    if memory.is_dir() {
+        tempfile::tempdir_in(memory)
+    } else {
+        tempfile::tempdir()
+    }
+    .expect("a directory")
+}
+
+fn empty(place: &Path) {
+    for entry in fs::read_dir(place).expect("a directory") {
+        fs::remove_file(entry.expect("an entry").path()).expect("a file");
+    }
+}
