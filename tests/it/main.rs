@@ -6,6 +6,7 @@ mod contract;
 mod errors;
 mod faults;
 mod first_run;
+#[allow(dead_code, reason = "the fault suite uses the rest")]
 mod harness;
 mod house;
 mod log;
