@@ -42,6 +42,9 @@ pub enum AddError {
     /// Nobody knows whether it was stored.
     #[error("the answer of the store was lost")]
     Lost,
+    /// The plant that has the id is no longer what was stored.
+    #[error("the stored plant is damaged")]
+    Damaged,
 }
 
 /// The thread behind a `Writer`.
@@ -180,6 +183,7 @@ impl Batch {
                     let _ = reply.send(match outcome {
                         Outcome::Added | Outcome::AlreadyThere => Ok(addition.plant.plant),
                         Outcome::Taken => Err(AddError::Taken),
+                        Outcome::Damaged => Err(AddError::Damaged),
                     });
                 }
             }

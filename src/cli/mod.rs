@@ -1,7 +1,9 @@
 //! The command line: what was typed, completed from the environment and the file, becomes a
 //! command. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
+mod check;
 mod openapi;
+mod output;
 mod serve;
 mod token;
 
@@ -34,6 +36,8 @@ enum Subcommands {
     /// Make, list and revoke tokens, also while the service runs
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// Read all that is stored and tell what is not as it was stored, also while the service runs
+    Check(check::Check),
     /// Print the description of the interface (OpenAPI, YAML)
     Openapi,
 }
@@ -47,6 +51,7 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Subcommands::Serve(serve) => serve.run(),
         Subcommands::Token(token) => token.run(),
+        Subcommands::Check(check) => check.run(),
         Subcommands::Openapi => openapi::run(),
     };
     match done {

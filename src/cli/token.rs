@@ -1,6 +1,5 @@
 //! `plantstore token create | list | revoke`, beside a running server or without one.
 
-use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -8,6 +7,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::cli::output::{print, table};
 use crate::config::{StoreSettings, duration};
 use crate::store::{NewToken, Store, TokenRecord};
 use crate::token::Token;
@@ -188,25 +188,6 @@ fn state(token: &TokenRecord) -> &'static str {
     }
 }
 
-/// Columns as wide as their widest cell; names are ASCII, so characters are columns.
-fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
-    let mut widths = [0; N];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.len().max(*width);
-        }
-    }
-    let line = |row: [String; N]| {
-        let cells = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}"));
-        let line = cells.collect::<Vec<_>>().join("  ");
-        format!("{}\n", line.trim_end())
-    };
-    rows.into_iter().map(line).collect()
-}
-
 /// A name that can stand in a log and on a command line as it is.
 fn token_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
@@ -215,10 +196,4 @@ fn token_name(text: &str) -> Result<String, String> {
     } else {
         Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
     }
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    io::stdout()
-        .write_all(text.as_bytes())
-        .context("cannot write to standard output")
 }

@@ -50,7 +50,7 @@ catalogue! {
     TooSlow = 40800 "the request did not arrive in time",
     TooMany = 42900 "the token makes more requests than it may",
     HeadTooLarge = 43100 "the request line and headers are larger than the limit",
-    Defect = 50000 "a defect of the service",
+    Defect = 50000 "a defect of the service, or of what it stored",
     Busy = 50300 "the service is too busy, or the store cannot be reached; nothing was stored",
     AnswerLost = 50301 "the store's answer was lost; nobody knows whether the plant was stored",
     StoreFull = 50302 "the store is full; nothing was stored",
@@ -154,7 +154,7 @@ impl ApiError {
         }
     }
 
-    /// A panic on the way to an answer.
+    /// A panic on the way to an answer, or a plant that the disk has changed.
     pub fn defect(cause: String) -> Self {
         Self {
             cause: Some(cause),
@@ -249,6 +249,9 @@ impl From<AddError> for ApiError {
                 "The plant may or may not have been stored; \
                  send the same plant again to find out, which is always safe.",
             ),
+            AddError::Damaged => {
+                Self::defect(format!("{error}: run `plantstore check`, restore a backup"))
+            }
         }
     }
 }

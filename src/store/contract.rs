@@ -49,6 +49,17 @@ pub enum Outcome {
     AlreadyThere,
     /// The id belongs to a different plant, which was left as it is.
     Taken,
+    /// The id belongs to a plant that is no longer what was stored: a disk has changed it.
+    Damaged,
+}
+
+/// What a check has read.
+#[derive(Debug, Clone, Copy)]
+pub struct Checked {
+    /// How many plants.
+    pub plants: u64,
+    /// How many tokens, revoked ones included.
+    pub tokens: u64,
 }
 
 /// A token to keep: everything but the secret.

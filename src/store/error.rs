@@ -78,6 +78,10 @@ pub enum OpenError {
         pragma: &'static str,
         found: String,
     },
+    #[error(
+        "{0} is damaged: plants that were acknowledged can no longer be read from it; restore a backup"
+    )]
+    LogDamaged(String),
     #[error("the disk of the store {0} is full; make room on it and start again")]
     Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]

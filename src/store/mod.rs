@@ -6,6 +6,6 @@ mod contract;
 mod error;
 mod sqlite;
 
-pub use contract::{Addition, Location, NewToken, Outcome, TokenId, TokenRecord};
+pub use contract::{Addition, Checked, Location, NewToken, Outcome, TokenId, TokenRecord};
 pub use error::{OpenError, StoreError};
 pub use sqlite::{Lock, Sqlite as Store, sync_directory_of};

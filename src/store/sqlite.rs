@@ -1,21 +1,26 @@
 //! Plants and tokens in one SQLite file. Every commit is an fsync, and nothing that was not synced
 //! is ever reported.
 
+mod check;
+mod log;
 mod open;
+mod rows;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use jiff::Timestamp;
 use rusqlite::hooks::Wal;
-use rusqlite::types::Type;
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 pub use open::{Lock, sync_directory_of};
 
 use crate::plant::NewPlant;
-use crate::store::contract::{Addition, Location, NewToken, Outcome, TokenId, TokenRecord};
+use crate::store::contract::{
+    Addition, Checked, Location, NewToken, Outcome, TokenId, TokenRecord,
+};
 use crate::store::error::{OpenError, StoreError};
+use crate::store::sqlite::rows::{PlantRow, TokenRow};
 use crate::token::TokenDigest;
 
 /// The log is emptied into the database whenever it has grown by this many pages of 4 KiB.
@@ -81,12 +86,25 @@ impl Sqlite {
         let mut outcomes = Vec::with_capacity(batch.len());
         {
             let mut insert = transaction.prepare_cached(
-                "INSERT INTO plants (id, name, tag, added_at, added_by) VALUES (?1, ?2, ?3, ?4, ?5)
-                 ON CONFLICT (id) DO NOTHING",
+                "INSERT INTO plants (id, name, tag, added_at, added_by, checksum)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (id) DO NOTHING",
             )?;
             for Addition { plant, token } in batch {
-                let NewPlant { id, plant: rest } = plant;
-                let inserted = insert.execute(params![id, rest.name, rest.tag, now, token.0])?;
+                let row = PlantRow {
+                    id: plant.id,
+                    name: &plant.plant.name,
+                    tag: plant.plant.tag.as_deref(),
+                    added_at: now,
+                    added_by: token.0,
+                };
+                let inserted = insert.execute(params![
+                    row.id,
+                    row.name,
+                    row.tag,
+                    row.added_at,
+                    row.added_by,
+                    row.checksum()
+                ])?;
                 outcomes.push(match inserted {
                     0 => compare(&transaction, plant)?,
                     _ => Outcome::Added,
@@ -126,16 +144,25 @@ impl Sqlite {
 
     /// Keeps a new token. False when the name is taken.
     pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+        let row = TokenRow {
+            name: token.name,
+            digest: token.digest.as_bytes(),
+            rate_limit: token.rate_limit,
+            created_at: Timestamp::now().as_millisecond(),
+            expires_at: token.expires_at.map(Timestamp::as_millisecond),
+            revoked_at: None,
+        };
         let transaction = self.write()?;
         let inserted = transaction.execute(
-            "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (name) DO NOTHING",
+            "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at, checksum)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (name) DO NOTHING",
             params![
-                token.name,
-                token.digest.as_bytes(),
-                token.rate_limit,
-                Timestamp::now().as_millisecond(),
-                token.expires_at.map(Timestamp::as_millisecond),
+                row.name,
+                row.digest,
+                row.rate_limit,
+                row.created_at,
+                row.expires_at,
+                row.checksum(),
             ],
         )?;
         transaction.commit()?;
@@ -146,15 +173,24 @@ impl Sqlite {
     /// revoked before.
     pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
         let transaction = self.write()?;
-        let revoked = transaction.execute(
-            "UPDATE tokens SET revoked_at = ?2 WHERE name = ?1 AND revoked_at IS NULL",
-            params![name, Timestamp::now().as_millisecond()],
+        let sql = "SELECT * FROM tokens WHERE name = ?1";
+        let known = transaction.query_row(sql, [name], rows::token).optional()?;
+        let Some(token) = known else {
+            return Ok(None);
+        };
+        if token.revoked_at.is_some() {
+            return Ok(Some(false));
+        }
+        let revoked = TokenRow {
+            revoked_at: Some(Timestamp::now().as_millisecond()),
+            ..TokenRow::from(&token)
+        };
+        transaction.execute(
+            "UPDATE tokens SET revoked_at = ?2, checksum = ?3 WHERE id = ?1",
+            params![token.id.0, revoked.revoked_at, revoked.checksum()],
         )?;
-        let known = transaction
-            .query_row("SELECT 1 FROM tokens WHERE name = ?1", [name], |_| Ok(()))
-            .optional()?;
         transaction.commit()?;
-        Ok(known.map(|()| revoked == 1))
+        Ok(Some(true))
     }
 
     /// Whether there is any token, revoked ones included.
@@ -169,7 +205,7 @@ impl Sqlite {
             .connection
             .prepare_cached("SELECT * FROM tokens ORDER BY id")?;
         let tokens = select
-            .query_map([], token_record)?
+            .query_map([], rows::token)?
             .collect::<Result<_, _>>()?;
         Ok(tokens)
     }
@@ -180,8 +216,13 @@ impl Sqlite {
             .connection
             .prepare_cached("SELECT * FROM tokens WHERE digest = ?1")?;
         Ok(select
-            .query_row([digest.as_bytes()], token_record)
+            .query_row([digest.as_bytes()], rows::token)
             .optional()?)
+    }
+
+    /// Reads everything, and tells in words what is not as it was stored.
+    pub fn check(&self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+        Ok(check::check(&self.connection, wrong)?)
     }
 
     /// Begins a transaction that holds the write lock from the start, so that it cannot fail
@@ -195,38 +236,17 @@ impl Sqlite {
 
 /// What a plant is to the one that has its id already.
 fn compare(transaction: &Transaction<'_>, plant: &NewPlant) -> Result<Outcome, StoreError> {
-    let mut select = transaction.prepare_cached("SELECT name, tag FROM plants WHERE id = ?1")?;
-    let same = select.query_row([plant.id], |row| {
-        let name = row.get_ref(0)?.as_str()? == plant.plant.name;
-        let tag = row.get_ref(1)?.as_str_or_null()? == plant.plant.tag.as_deref();
-        Ok(name && tag)
-    })?;
-    Ok(if same {
-        Outcome::AlreadyThere
-    } else {
-        Outcome::Taken
-    })
-}
-
-fn token_record(row: &Row<'_>) -> Result<TokenRecord, rusqlite::Error> {
-    // A time that makes no sense must not be taken for none: that would be "never".
-    let time = |column: &str| -> Result<Option<Timestamp>, rusqlite::Error> {
-        let milliseconds: Option<i64> = row.get(column)?;
-        milliseconds
-            .map(Timestamp::from_millisecond)
-            .transpose()
-            .map_err(|error| {
-                rusqlite::Error::FromSqlConversionFailure(0, Type::Integer, error.into())
-            })
-    };
-    Ok(TokenRecord {
-        id: TokenId(row.get("id")?),
-        name: row.get("name")?,
-        digest: TokenDigest::from_bytes(row.get("digest")?),
-        rate_limit: row.get("rate_limit")?,
-        created_at: time("created_at")?.unwrap_or_default(),
-        expires_at: time("expires_at")?,
-        revoked_at: time("revoked_at")?,
-        last_used_at: time("last_used_at")?,
-    })
+    let sql = "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id = ?1";
+    let mut select = transaction.prepare_cached(sql)?;
+    Ok(select.query_row([plant.id], |row| {
+        let NewPlant { id, plant } = plant;
+        Ok(match rows::plant(row) {
+            Some(stored) if stored.id != *id => Outcome::Damaged,
+            Some(stored) if stored.name == plant.name && stored.tag == plant.tag.as_deref() => {
+                Outcome::AlreadyThere
+            }
+            Some(_) => Outcome::Taken,
+            None => Outcome::Damaged,
+        })
+    })?)
 }

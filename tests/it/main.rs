@@ -3,6 +3,7 @@
 mod catalogue;
 mod command_line;
 mod contract;
+mod damage;
 mod errors;
 mod faults;
 mod first_run;

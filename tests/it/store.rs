@@ -227,15 +227,15 @@ fn starting_reads_no_more_of_a_large_store_than_of_a_small_one() {
     run_ok(directory.path(), &["token", "create", "x"]);
     let small = read_at_start(directory.path());
     let fill = "INSERT INTO plants WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 300000)
-                SELECT i, 'a plant with a name of some length', 'tag', 0, 1 FROM n";
+                SELECT i, 'a plant with a name of some length', 'tag', 0, 1, 0 FROM n";
     open(directory.path()).execute_batch(fill).expect("plants");
     let fill = fill.replace(
         "INSERT INTO plants",
-        "INSERT INTO tokens (name, digest, created_at)",
+        "INSERT INTO tokens (name, digest, created_at, checksum)",
     );
     let fill = fill.replace(
-        "SELECT i, 'a plant with a name of some length', 'tag', 0, 1",
-        "SELECT 'token ' || i, randomblob(32), 0",
+        "SELECT i, 'a plant with a name of some length', 'tag', 0, 1, 0",
+        "SELECT 'token ' || i, randomblob(32), 0, 0",
     );
     open(directory.path()).execute_batch(&fill).expect("tokens");
     let large = read_at_start(directory.path());

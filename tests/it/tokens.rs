@@ -40,14 +40,14 @@ fn a_token_that_was_just_refused_works_as_soon_as_it_is_made() {
     let elsewhere = crate::harness::directory();
     let token = run_ok(elsewhere.path(), &["token", "create", "early"]);
     assert_eq!(server.connect().add(token.trim(), BODY).error(), 40101);
-    let from = open(elsewhere.path());
-    let digest: Vec<u8> = from
-        .query_row("SELECT digest FROM tokens", [], |row| row.get(0))
-        .expect("a digest");
-    let insert = "INSERT INTO tokens (name, digest, created_at) VALUES ('early', ?1, 0)";
-    open(directory.path())
-        .execute(insert, [digest])
-        .expect("an insert");
+    let elsewhere = elsewhere.path().join("plantstore.db");
+    let store = open(directory.path());
+    store
+        .execute("ATTACH ?1 AS elsewhere", [elsewhere.to_str()])
+        .expect("the other store");
+    let copy = "INSERT INTO tokens SELECT 99, name, digest, rate_limit, created_at, expires_at, revoked_at,
+                last_used_at, checksum FROM elsewhere.tokens";
+    store.execute(copy, []).expect("a copy");
     assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
 }
 

@@ -12,6 +12,7 @@ use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::store::error::OpenError;
+use crate::store::sqlite::log;
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
 /// transaction.
@@ -93,13 +94,17 @@ pub fn sync_directory_of(path: &Path) -> io::Result<()> {
     File::open(parent)?.sync_all()
 }
 
+/// The file that SQLite, or we, keep beside the database.
+pub(super) fn beside(database: &Path, suffix: &str) -> PathBuf {
+    let mut path = database.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
 fn take_lock(path: &Path) -> Result<Lock, OpenError> {
     // One file, one lock, whatever way leads to it.
     let path = &path.canonicalize().map_err(failed_to("find", path))?;
-    let mut lock_path = path.as_os_str().to_owned();
-    lock_path.push("-lock");
-    let lock_path = PathBuf::from(lock_path);
-
+    let lock_path = beside(path, "-lock");
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -128,6 +133,14 @@ fn take_lock(path: &Path) -> Result<Lock, OpenError> {
 }
 
 fn connect(path: &Path) -> Result<Connection, OpenError> {
+    // SQLite finds its log beside the file itself, not beside a link to it.
+    let log = beside(
+        &path.canonicalize().map_err(failed_to("find", path))?,
+        "-wal",
+    );
+    if log::is_damaged(&log).map_err(failed_to("read", &log))? {
+        return Err(OpenError::LogDamaged(log.display().to_string()));
+    }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     if connection.is_readonly("main").map_err(unusable(path))? {

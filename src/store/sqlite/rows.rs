@@ -1,0 +1,133 @@
+//! Rows, each with a checksum. SQLite keeps none, and would take what a disk has changed for what was
+//! stored: a plant sent again would be told that its id belongs to another.
+
+use crc32fast::Hasher;
+use jiff::Timestamp;
+use rusqlite::types::Type;
+use rusqlite::{Error, Row};
+
+use crate::store::contract::{TokenId, TokenRecord};
+use crate::token::TokenDigest;
+
+/// What `plant` reads, in this order.
+pub(super) const PLANT_COLUMNS: &str = "id, name, tag, added_at, added_by, checksum";
+
+/// Everything of a plant that is stored, as it is stored.
+#[derive(Clone, Copy)]
+pub(super) struct PlantRow<'a> {
+    pub(super) id: i64,
+    pub(super) name: &'a str,
+    pub(super) tag: Option<&'a str>,
+    pub(super) added_at: i64,
+    pub(super) added_by: i64,
+}
+
+impl PlantRow<'_> {
+    pub(super) fn checksum(&self) -> i32 {
+        let mut hasher = Hasher::new();
+        number(&mut hasher, self.id);
+        text(&mut hasher, Some(self.name.as_bytes()));
+        text(&mut hasher, self.tag.map(str::as_bytes));
+        number(&mut hasher, self.added_at);
+        number(&mut hasher, self.added_by);
+        // As signed it never takes more than four bytes.
+        hasher.finalize().cast_signed()
+    }
+}
+
+/// The plant of a row; none, if it is not what was stored.
+pub(super) fn plant<'a>(row: &'a Row<'_>) -> Option<PlantRow<'a>> {
+    let number = |column| -> Option<i64> { row.get(column).ok() };
+    let plant = PlantRow {
+        id: number(0)?,
+        name: row.get_ref(1).ok()?.as_str().ok()?,
+        tag: row.get_ref(2).ok()?.as_str_or_null().ok()?,
+        added_at: number(3)?,
+        added_by: number(4)?,
+    };
+    (number(5)? == i64::from(plant.checksum())).then_some(plant)
+}
+
+/// Everything of a token that must not change unseen. When it was last used may.
+#[derive(Clone, Copy)]
+pub(super) struct TokenRow<'a> {
+    pub(super) name: &'a str,
+    pub(super) digest: &'a [u8],
+    pub(super) rate_limit: Option<u32>,
+    pub(super) created_at: i64,
+    pub(super) expires_at: Option<i64>,
+    pub(super) revoked_at: Option<i64>,
+}
+
+impl TokenRow<'_> {
+    pub(super) fn checksum(&self) -> i32 {
+        let mut hasher = Hasher::new();
+        text(&mut hasher, Some(self.name.as_bytes()));
+        text(&mut hasher, Some(self.digest));
+        number(&mut hasher, self.created_at);
+        let optional = [
+            self.rate_limit.map(i64::from),
+            self.expires_at,
+            self.revoked_at,
+        ];
+        for value in optional {
+            hasher.update(&[u8::from(value.is_some())]);
+            number(&mut hasher, value.unwrap_or_default());
+        }
+        hasher.finalize().cast_signed()
+    }
+}
+
+impl<'a> From<&'a TokenRecord> for TokenRow<'a> {
+    fn from(token: &'a TokenRecord) -> Self {
+        Self {
+            name: &token.name,
+            digest: token.digest.as_bytes(),
+            rate_limit: token.rate_limit,
+            created_at: token.created_at.as_millisecond(),
+            expires_at: token.expires_at.map(Timestamp::as_millisecond),
+            revoked_at: token.revoked_at.map(Timestamp::as_millisecond),
+        }
+    }
+}
+
+/// The token of a row of `SELECT *`, if it is what was stored.
+pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
+    let optional_time = |column: &str| -> Result<Option<Timestamp>, Error> {
+        let milliseconds: Option<i64> = row.get(column)?;
+        milliseconds.map(time).transpose()
+    };
+    let token = TokenRecord {
+        id: TokenId(row.get("id")?),
+        name: row.get("name")?,
+        digest: TokenDigest::from_bytes(row.get("digest")?),
+        rate_limit: row.get("rate_limit")?,
+        created_at: time(row.get("created_at")?)?,
+        expires_at: optional_time("expires_at")?,
+        revoked_at: optional_time("revoked_at")?,
+        last_used_at: optional_time("last_used_at")?,
+    };
+    if row.get::<_, i32>("checksum")? != TokenRow::from(&token).checksum() {
+        return Err(damaged("a token is not what was stored"));
+    }
+    Ok(token)
+}
+
+fn time(milliseconds: i64) -> Result<Timestamp, Error> {
+    Timestamp::from_millisecond(milliseconds).map_err(damaged)
+}
+
+fn damaged(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::FromSqlConversionFailure(0, Type::Null, reason.into())
+}
+
+fn number(hasher: &mut Hasher, number: i64) {
+    hasher.update(&number.to_le_bytes());
+}
+
+/// With its length before it, so that no two rows read the same; none is not the empty text.
+fn text(hasher: &mut Hasher, text: Option<&[u8]>) {
+    let len = text.map_or(u64::MAX, |text| text.len() as u64);
+    hasher.update(&len.to_le_bytes());
+    hasher.update(text.unwrap_or_default());
+}

@@ -1,0 +1,170 @@
+//! Stores that a disk has changed: refused, or told by `plantstore check`; never a wrong answer.
+
+use std::fs;
+use std::path::Path;
+
+use crate::harness::{Server, directory, run, run_ok};
+
+const PLANT: &str = r#"{"id":7,"name":"Monstera deliciosa"}"#;
+
+/// A store with one plant, ended in good order: all of it is in the database file.
+fn a_store(directory: &Path) {
+    let mut server = Server::start_in(directory, &[]);
+    server.add_ok(PLANT);
+    server.add_ok(r#"{"id":8,"name":"Fern"}"#);
+    assert!(server.terminate().success());
+}
+
+/// Changes one bit of the first place in a file that reads so.
+fn flip(file: &Path, text: &[u8]) {
+    let mut bytes = fs::read(file).expect("a file");
+    let at = bytes.windows(text.len()).position(|part| part == text);
+    bytes[at.expect("such a text") + text.len() / 2] ^= 1;
+    fs::write(file, bytes).expect("a file");
+}
+
+/// What `check` says of a damaged store.
+fn problems(directory: &Path) -> String {
+    let output = run(directory, &["check"]);
+    let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+#[test]
+fn a_sound_store_passes_also_beside_a_server() {
+    let server = Server::start();
+    server.add_ok(PLANT);
+    let said = run_ok(server.directory(), &["check"]);
+    assert_eq!(said, "no damage: plants 1, tokens 1\n");
+}
+
+#[test]
+fn a_changed_plant_is_told_and_its_replay_is_not_answered_wrongly() {
+    let directory = directory();
+    a_store(directory.path());
+    flip(&directory.path().join("plantstore.db"), b"Monstera");
+    let said = problems(directory.path());
+    assert!(said.starts_with("plant 7: not what was stored\n"), "{said}");
+    assert!(
+        said.contains("in 1 places that were found; restore a backup"),
+        "{said}"
+    );
+
+    let server = Server::start_in(directory.path(), &[]);
+    let answer = server.add(PLANT);
+    assert_eq!(answer.error(), 50000, "{answer:?}");
+    let line = server.wait_for_line(|line| line["error"] == 50000);
+    assert!(line.to_string().contains("plantstore check"), "{line}");
+    // The others are served.
+    server.add_ok(r#"{"id":8,"name":"Fern"}"#);
+    server.add_ok(r#"{"id":9,"name":"Ivy"}"#);
+}
+
+#[test]
+fn a_changed_token_opens_nothing_and_is_told() {
+    let directory = directory();
+    a_store(directory.path());
+    run_ok(directory.path(), &["token", "create", "reader-of-logs"]);
+    flip(&directory.path().join("plantstore.db"), b"reader-of-logs");
+    let said = problems(directory.path());
+    assert!(said.contains("token 2: not what was stored"), "{said}");
+    assert_eq!(
+        run(directory.path(), &["token", "list"]).status.code(),
+        Some(1)
+    );
+}
+
+#[test]
+fn a_plant_without_the_token_that_added_it_is_told() {
+    let directory = directory();
+    a_store(directory.path());
+    let store = crate::harness::open(directory.path());
+    store
+        .execute_batch("PRAGMA foreign_keys = OFF; DELETE FROM tokens")
+        .expect("SQL");
+    drop(store);
+    let said = problems(directory.path());
+    assert!(
+        said.contains("plant 7: added by a token that is not there"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_broken_structure_is_told() {
+    let directory = directory();
+    a_store(directory.path());
+    let store = crate::harness::open(directory.path());
+    for id in 100..1000 {
+        let sql = "INSERT INTO plants SELECT ?1, name, tag, added_at, added_by, checksum FROM plants WHERE id = 8";
+        store.execute(sql, [id]).expect("SQL");
+    }
+    let root: u16 = store
+        .query_row(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'plants'",
+            [],
+            |row| row.get(0),
+        )
+        .expect("a page");
+    store
+        .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+        .expect("a checkpoint");
+    drop(store);
+    let database = directory.path().join("plantstore.db");
+    let mut bytes = fs::read(&database).expect("a file");
+    let root = usize::from(root);
+    bytes[(root - 1) * 4096 + 12..root * 4096].fill(0xff);
+    fs::write(&database, bytes).expect("a file");
+    let said = problems(directory.path());
+    assert!(said.contains("structure: "), "{said}");
+}
+
+#[test]
+fn a_file_cut_short_is_refused() {
+    let directory = directory();
+    a_store(directory.path());
+    let database = directory.path().join("plantstore.db");
+    let bytes = fs::read(&database).expect("a file");
+    fs::write(&database, &bytes[..bytes.len() - 4096]).expect("a file");
+    for command in [&["check"][..], &["serve", "--listen", "127.0.0.1:0"]] {
+        let output = run(directory.path(), command);
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(said.contains("restore a backup"), "{said}");
+    }
+}
+
+#[test]
+fn a_log_with_a_hole_is_refused_and_one_without_its_end_is_not() {
+    let directory = directory();
+    let mut server = Server::start_in(directory.path(), &[]);
+    for id in 0..5 {
+        server.add_ok(format!(r#"{{"id":{id},"name":"plant number {id}"}}"#));
+    }
+    server.kill();
+    let log = directory.path().join("plantstore.db-wal");
+    let whole = fs::read(&log).expect("a log");
+    flip(&log, b"plant number 2");
+    for command in [
+        &["check"][..],
+        &["serve", "--listen", "127.0.0.1:0"],
+        &["token", "list"],
+    ] {
+        let output = run(directory.path(), command);
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(said.contains("plantstore.db-wal is damaged"), "{said}");
+    }
+    // A salt of the header: SQLite would pass over the whole log.
+    let mut bytes = whole.clone();
+    bytes[17] ^= 1;
+    fs::write(&log, bytes).expect("a log");
+    assert_eq!(run(directory.path(), &["check"]).status.code(), Some(1));
+
+    // What a power cut leaves: the last commit in parts.
+    fs::write(&log, &whole[..whole.len() - 100]).expect("a log");
+    let server = Server::start_in(directory.path(), &[]);
+    assert_eq!(server.plants().len(), 4);
+}
