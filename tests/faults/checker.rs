@@ -16,10 +16,14 @@ pub enum Told {
     Stored,
     /// 40009: the id belongs to a different plant.
     Taken,
-    /// 50300 or 50302: nothing was stored.
-    NotStored,
-    /// 50301, or no answer at all.
+    /// 50300: nothing was stored, too many are waiting.
+    Busy,
+    /// 50302: nothing was stored, there is no room.
+    Full,
+    /// 50301, or no answer from a service that was not there any more.
     Nothing,
+    /// No answer on a connection that had been served, and had not been told that it would be closed.
+    Cut,
 }
 
 /// Every attempt and every answer.
@@ -46,8 +50,14 @@ impl Ledger {
         let unanswered = self
             .attempts
             .iter()
-            .filter(|(_, told)| *told == Told::Nothing);
+            .filter(|(_, told)| matches!(told, Told::Nothing | Told::Cut));
         unanswered.map(|(sent, _)| sent)
+    }
+
+    /// How often this was said.
+    pub fn count(&self, what: Told) -> usize {
+        let so = self.attempts.iter().filter(|(_, told)| *told == what);
+        so.count()
     }
 
     pub fn acknowledged(&self) -> impl Iterator<Item = &Sent> {
@@ -76,7 +86,8 @@ impl Ledger {
                     "wrong: {sent:?} is stored, and was told to be another's"
                 ));
             }
-            if told.iter().all(|told| *told == Told::NotStored) && is_stored(sent) {
+            let not_stored = |told: &Told| matches!(told, Told::Busy | Told::Full);
+            if told.iter().all(not_stored) && is_stored(sent) {
                 wrong.push(format!("wrong: {sent:?} is stored, and was told not to be"));
             }
         }
@@ -108,11 +119,11 @@ impl Ledger {
             Ok((stored, integrity)) => {
                 let mut wrong = self.violations(&stored);
                 if integrity != "ok" {
-                    wrong.push(format!("damaged: {integrity}"));
+                    wrong.push(format!("wrong: damaged: {integrity}"));
                 }
                 wrong
             }
-            Err(error) => vec![format!("unreadable: {error}")],
+            Err(error) => vec![format!("wrong: unreadable: {error}")],
         }
     }
 }

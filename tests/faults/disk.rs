@@ -76,6 +76,12 @@ impl Disk {
                     }
                 }
             }
+            Event::SyncFailed(name) => {
+                // The kernel has dropped it all, and says of the next sync that it went well.
+                if let Some(&number) = self.names.get(name) {
+                    self.files[number].unsynced.clear();
+                }
+            }
             Event::SyncDirectory => {
                 self.synced_names = self.names.clone();
                 self.renamings.clear();
@@ -94,7 +100,7 @@ impl Disk {
     /// is a matter of luck: of this random's.
     pub fn cut(&self, random: &mut Random, directory: &Path) {
         // None, few, half, most or all of it: the extremes are where most faults show.
-        let luck = [0, 32, 128, 224, 256][usize::try_from(random.below(5)).expect("small")];
+        let luck = [0, 32, 128, 224, 256][random.index(5)];
         let mut names = self.synced_names.clone();
         for renaming in &self.renamings {
             if random.chance(luck) {

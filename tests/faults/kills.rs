@@ -1,12 +1,11 @@
 //! Kills: the real binary ended with SIGKILL, at random moments under load, and at every sync and every write of a run.
 
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use crate::checker::Ledger;
 use crate::harness::{Server, directory};
-use crate::load::{Load, body};
+use crate::load::{Load, after_restart};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
@@ -30,6 +29,7 @@ pub fn at_random(seed: u64, kills: usize, progress: &Progress) -> Report {
             plants: 100_000,
             first_id: i64::try_from(number).expect("small") * 1_000_000_000,
             seed: random.next(),
+            ..Load::default()
         };
         let running = load.start(server.address(), &server.token());
         thread::sleep(Duration::from_micros(random.below(120_000)));
@@ -38,7 +38,7 @@ pub fn at_random(seed: u64, kills: usize, progress: &Progress) -> Report {
         let acknowledged = run.acknowledged().count();
         ledger.append(run);
         let server = Server::start_in(place.path(), &[]);
-        report.add(1, acknowledged, after_restart(&server, &ledger));
+        report.add(1, acknowledged, after_restart(&server, &mut ledger));
         progress.step();
     }
     report
@@ -65,8 +65,8 @@ pub fn at_every(call: &'static str, plants: u64, step: usize, progress: &Progres
             let load = Load {
                 clients: 1,
                 plants,
-                first_id: 0,
                 seed: at as u64,
+                ..Load::default()
             };
             run = load.start(server.address(), &server.token()).finish();
             killed = run.attempts().count() < usize::try_from(plants).expect("small");
@@ -75,30 +75,12 @@ pub fn at_every(call: &'static str, plants: u64, step: usize, progress: &Progres
             }
         }
         let server = Server::start_in(place.path(), &[]);
-        report.add(1, run.acknowledged().count(), after_restart(&server, &run));
+        let acknowledged = run.acknowledged().count();
+        report.add(1, acknowledged, after_restart(&server, &mut run));
         progress.step();
         if !killed {
             return report;
         }
         at += step;
     }
-}
-
-/// Everything acknowledged is there, and every plant that was attempted can be sent again.
-fn after_restart(server: &Server, ledger: &Ledger) -> Vec<String> {
-    let mut wrong = ledger.violations_in(&database(server.directory()));
-    let token = server.token();
-    let mut client = server.connect();
-    let unanswered = ledger.unanswered();
-    for sent in unanswered {
-        let answer = client.add(&token, body(sent).as_bytes());
-        if answer.status != 200 && answer.error() != 40009 {
-            wrong.push(format!("takes no adds: {sent:?}: {answer:?}"));
-        }
-    }
-    wrong
-}
-
-fn database(directory: &Path) -> std::path::PathBuf {
-    directory.join("plantstore.db")
 }

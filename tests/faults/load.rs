@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread::{self, JoinHandle};
 
 use crate::checker::{Ledger, Sent, Told};
-use crate::harness::{Answer, Client};
+use crate::harness::{Answer, Client, Server};
 use crate::random::Random;
 
 /// The body of a plant.
@@ -21,7 +21,8 @@ pub fn told(answer: Option<&Answer>) -> Told {
         Some(answer) if answer.status == 200 => Told::Stored,
         Some(answer) => match answer.error() {
             40009 => Told::Taken,
-            50300 | 50302 => Told::NotStored,
+            50300 => Told::Busy,
+            50302 => Told::Full,
             50301 => Told::Nothing,
             other => panic!("an answer that no client should get: {other}"),
         },
@@ -29,13 +30,15 @@ pub fn told(answer: Option<&Answer>) -> Told {
 }
 
 /// What a load does.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Load {
     pub clients: u64,
     /// Each client ends after so many plants, or when the service is gone.
     pub plants: u64,
     /// Ids start here, so that runs on one store do not meet.
     pub first_id: i64,
+    /// Names are made so long, if they are not anyway.
+    pub name_len: usize,
     pub seed: u64,
 }
 
@@ -59,22 +62,28 @@ impl Load {
         let mut client = None;
         for count in 0..self.plants {
             let sent = match random.below(10) {
-                0 if !before.is_empty() => {
-                    before[random.below(before.len() as u64) as usize].clone()
-                }
+                0 if !before.is_empty() => before[random.index(before.len())].clone(),
                 1 | 2 => self.plant(count, "raced for", number),
                 _ => self.plant((number + 1) * 1_000_000 + count, "alone", number),
             };
             before.push(sent.clone());
-            let connection = match client
+            let kept = client.is_some();
+            let connection = client
                 .take()
-                .map_or_else(|| Client::try_connect(address), Ok)
-            {
-                Ok(connection) => connection,
-                Err(_) => break, // the service is gone
+                .map_or_else(|| Client::try_connect(address), Ok);
+            let Ok(connection) = connection else {
+                break; // the service is gone
             };
             let (answer, connection) = exchange(connection, token, &sent);
-            ledger.note(sent, told(answer.as_ref()));
+            let cut = answer.is_none() && kept;
+            ledger.note(
+                sent,
+                if cut {
+                    Told::Cut
+                } else {
+                    told(answer.as_ref())
+                },
+            );
             if answer.is_none() {
                 break;
             }
@@ -85,8 +94,11 @@ impl Load {
 
     fn plant(self, offset: u64, kind: &str, client: u64) -> Sent {
         let id = self.first_id + i64::try_from(offset).expect("small");
-        let tag = (offset % 3 == 0).then(|| "tag".to_owned());
-        (id, format!("{id} {kind} by {client}"), tag)
+        let tag = offset.is_multiple_of(3).then(|| "tag".to_owned());
+        let mut name = format!("{id} {kind} by {client}");
+        let more = self.name_len.saturating_sub(name.len());
+        name.extend(std::iter::repeat_n('.', more));
+        (id, name, tag)
     }
 }
 
@@ -108,4 +120,28 @@ impl Running {
         }
         all
     }
+}
+
+/// Everything acknowledged is there, nothing else is, and what was not answered can be sent again.
+pub fn after_restart(server: &Server, ledger: &mut Ledger) -> Vec<String> {
+    let mut wrong = ledger.violations_in(&server.directory().join("plantstore.db"));
+    let unanswered = ledger.unanswered().cloned().collect();
+    wrong.extend(send_again(server, unanswered, ledger));
+    wrong
+}
+
+/// Sends plants again, each of which must be taken, or told to be another's.
+pub fn send_again(server: &Server, plants: Vec<Sent>, ledger: &mut Ledger) -> Vec<String> {
+    let token = server.token();
+    let mut client = server.connect();
+    let mut wrong = Vec::new();
+    for sent in plants {
+        let answer = client.add(&token, body(&sent).as_bytes());
+        let told = told(Some(&answer));
+        if !matches!(told, Told::Stored | Told::Taken) {
+            wrong.push(format!("wrong: takes no adds: {sent:?}: {answer:?}"));
+        }
+        ledger.note(sent, told);
+    }
+    wrong
 }

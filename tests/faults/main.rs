@@ -1,79 +1,182 @@
 //! Nothing acknowledged is ever lost: the faults that really happen, made to happen, with a checker that knows
-//! what was promised. `faults [--cuts N] [--kills N] [--step N] [--seed S]`; the same seed cuts a recording at the same places in the same
-//! way.
+//! what was promised.
+//!
+//! `faults [--cuts N] [--kills N] [--step N] [--each N] [--seed S] [--publish]`, or `faults --replay RECORDING --seed S --cuts N`,
+//! which cuts a recording that was kept at the same places in the same way.
 
 mod breaks;
 mod checker;
+mod damage;
 mod disk;
+mod disks;
 #[path = "../it/harness/mod.rs"]
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod harness;
 mod kills;
 mod load;
+mod machine;
 mod power;
 mod random;
 mod report;
 mod trace;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::ExitCode;
 
-use report::{Progress, Report};
+use report::{HEAD, Progress, Report};
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().collect();
-    let number = |flag: &str, default: u64| {
-        let at = arguments.iter().position(|argument| argument == flag);
-        let value = at.and_then(|at| arguments.get(at + 1));
-        value.map_or(default, |value| value.parse().expect("a number"))
-    };
-    let seed = number("--seed", 1);
-    let cuts = usize::try_from(number("--cuts", 2000)).expect("a number of cuts");
+/// So many plants make more than 200 commits: some are sent twice.
+const PLANTS: u64 = 260;
 
-    let kills = usize::try_from(number("--kills", 20)).expect("a number of kills");
-    // Of the syncs and writes of a run, one in so many.
-    let step = usize::try_from(number("--step", 20)).expect("a step");
+/// What was asked for.
+struct Asked {
+    seed: u64,
+    cuts: usize,
+    kills: usize,
+    /// Of the syncs and writes of a run, one in so many.
+    step: usize,
+    /// Every other fault so often.
+    each: usize,
+    replay: Option<String>,
+    publish: bool,
+}
 
-    let broken = std::env::var_os(harness::BINARY_UNDER_TEST).is_some();
-    println!("seed {seed}\n");
-    println!("| fault | method | runs | acknowledged | lost or wrong |\n|---|---|---|---|---|");
-    let mut failed = 0;
-    let mut run = |name, total, fault: &dyn Fn(&Progress) -> Report| {
+impl Asked {
+    fn read() -> Self {
+        let arguments: Vec<String> = std::env::args().collect();
+        let at = |flag: &str| arguments.iter().position(|argument| argument == flag);
+        let value = |flag: &str| at(flag).and_then(|at| arguments.get(at + 1));
+        let number = |flag: &str, default: usize| {
+            value(flag).map_or(default, |value| value.parse().expect("a number"))
+        };
+        Self {
+            seed: number("--seed", 1) as u64,
+            cuts: number("--cuts", 2000),
+            kills: number("--kills", 20),
+            step: number("--step", 20),
+            each: number("--each", 2),
+            replay: value("--replay").cloned(),
+            publish: at("--publish").is_some(),
+        }
+    }
+}
+
+/// A fault: a seed, how often, and where to show how far it is.
+type Fault = fn(u64, usize, &Progress) -> Report;
+
+/// Runs faults one after another and keeps the rows.
+#[derive(Default)]
+struct Suite {
+    rows: Vec<String>,
+    failed: bool,
+}
+
+impl Suite {
+    fn run(&mut self, total: usize, fault: impl FnOnce(&Progress) -> Report, name: &'static str) {
         let progress = Progress::new(name, total);
-        let report = fault(&progress);
-        progress.end();
+        // Every wait ends, at the latest by a panic.
+        let done = catch_unwind(AssertUnwindSafe(|| fault(&progress)));
+        let report = done.unwrap_or_else(|panic| {
+            let mut report = Report::new(name, "");
+            let words = panic
+                .downcast_ref::<String>()
+                .map_or("a panic", String::as_str);
+            report.add(0, 0, vec![format!("hang: {words}")]);
+            report
+        });
+        drop(progress);
         println!("{}", report.row());
         for wrong in report.wrong.iter().take(10) {
             println!("  {wrong}");
         }
-        failed += usize::from(!report.wrong.is_empty());
-    };
-    run("power cuts", cuts, &|progress| {
-        power::cuts(seed, 200, cuts, progress)
-    });
-    run("ghosts", cuts, &|progress| {
-        power::ghosts(seed, 12, cuts, progress)
-    });
-    if !broken {
-        run("kills", kills, &|progress| {
-            kills::at_random(seed, kills, progress)
-        });
-        run("kills at syncs", 200 / step, &|progress| {
-            kills::at_every("fdatasync", 200, step, progress)
-        });
-        run("kills at writes", 400 / step, &|progress| {
-            kills::at_every("pwrite64", 200, step, progress)
-        });
+        self.failed |= !report.wrong.is_empty();
+        self.rows.push(report.row());
     }
-    // A broken build that is itself the subject has nothing to show by further ones.
-    if !broken {
-        for unnoticed in breaks::unnoticed(cuts / 4, seed) {
-            println!("{unnoticed}");
-            failed += 1;
+
+    fn power_cuts(&mut self, asked: &Asked) {
+        let Asked { seed, cuts, .. } = *asked;
+        let name = "power cuts";
+        self.run(
+            cuts,
+            |progress| power::cuts(seed, PLANTS, cuts, progress),
+            name,
+        );
+        let name = "ghost acknowledgements";
+        self.run(
+            cuts,
+            |progress| power::ghosts(seed, 12, cuts, progress),
+            name,
+        );
+    }
+
+    fn all_others(&mut self, asked: &Asked) {
+        let Asked {
+            seed,
+            kills,
+            step,
+            each,
+            ..
+        } = *asked;
+        self.run(
+            kills,
+            |progress| kills::at_random(seed, kills, progress),
+            "kills",
+        );
+        let at_every =
+            |call| move |progress: &Progress| kills::at_every(call, PLANTS, step, progress);
+        self.run(230 / step, at_every("fdatasync"), "kills at syncs");
+        self.run(480 / step, at_every("pwrite64"), "kills at writes");
+
+        let faults: [(&'static str, Fault); 11] = [
+            ("failed syncs", disks::failed_sync),
+            ("no room", disks::no_room),
+            ("full disks", disks::full_disk),
+            ("slow syncs", disks::slow_syncs),
+            ("out of memory", machine::out_of_memory),
+            ("SIGTERM", machine::terminated),
+            ("two servers", machine::two_servers),
+            ("clock set back", machine::clock_set_back),
+            ("files cut short", damage::cut_short),
+            ("flipped bits", damage::flipped),
+            ("flipped bits in the log", damage::flipped_log),
+        ];
+        for (name, fault) in faults {
+            self.run(each, |progress| fault(seed, each, progress), name);
         }
     }
-    if failed == 0 {
-        ExitCode::SUCCESS
+}
+
+fn main() -> ExitCode {
+    let asked = Asked::read();
+    println!("seed {}\n\n{HEAD}", asked.seed);
+    let mut suite = Suite::default();
+    if let Some(kept) = &asked.replay {
+        let Asked { seed, cuts, .. } = asked;
+        let kept = Path::new(kept);
+        suite.run(
+            cuts,
+            |progress| power::replay(kept, seed, cuts, progress),
+            "replay",
+        );
     } else {
+        suite.power_cuts(&asked);
+        // A build that is broken on purpose has nothing to show by more.
+        if std::env::var_os(harness::BINARY_UNDER_TEST).is_none() {
+            suite.all_others(&asked);
+            for unnoticed in breaks::unnoticed(asked.cuts / 4, asked.seed) {
+                println!("{unnoticed}");
+                suite.failed = true;
+            }
+        }
+    }
+    if asked.publish {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reliability.md");
+        report::publish(&page, asked.seed, &suite.rows);
+    }
+    if suite.failed {
         ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
     }
 }

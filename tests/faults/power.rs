@@ -8,6 +8,7 @@ use std::thread;
 
 use plantstore::plant::NewPlant;
 use plantstore::store::{Addition, Location, Outcome, Store, TokenId};
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::checker::{Ledger, Sent, Told};
@@ -19,7 +20,9 @@ use crate::report::{Progress, Report};
 use crate::trace::{self, Event};
 
 /// A recording, and what clients attempted in it.
+#[derive(Serialize, Deserialize)]
 struct Recording {
+    name: String,
     events: Vec<Event>,
     attempted: Vec<Sent>,
     /// Events before this one are history: the power stays on.
@@ -33,11 +36,12 @@ pub fn cuts(seed: u64, plants: u64, cuts: usize, progress: &Progress) -> Report 
     let load = Load {
         clients: 4,
         plants: plants / 4,
-        first_id: 0,
         seed,
+        ..Load::default()
     };
     let ledger = load.start(server.address(), &server.token()).finish();
     let recording = Recording {
+        name: "power-cuts".to_owned(),
         events: trace::events(&end(server), directory.path()),
         attempted: ledger.attempts().cloned().collect(),
         first_cut: 0,
@@ -71,8 +75,8 @@ pub fn ghosts(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Repo
         let load = Load {
             clients: 2,
             plants: 50,
-            first_id: 0,
             seed: seed + number as u64,
+            ..Load::default()
         };
         let first = load.start(server.address(), &server.token()).finish();
         // It is dead already, unless it is a broken one that does not sync at all.
@@ -86,6 +90,7 @@ pub fn ghosts(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Repo
         }
         history.extend(trace::events(&end(server), directory.path()));
         let recording = Recording {
+            name: format!("ghosts-{number}"),
             events: history,
             attempted: first.attempts().cloned().collect(),
             first_cut,
@@ -101,13 +106,22 @@ pub fn ghosts(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Repo
     report
 }
 
+/// Cuts the power in a recording that was kept, at the same places in the same way.
+pub fn replay(kept: &Path, seed: u64, cuts: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("power cut", "a recording that was kept");
+    let recording = fs::read(kept).expect("a recording");
+    let recording = serde_json::from_slice(&recording).expect("a recording");
+    cut_everywhere(&recording, seed, cuts, progress, &mut report);
+    report
+}
+
 /// Kills the service, so that its end is no part of the recording, and gives the recording.
-fn end(mut server: Server) -> String {
+pub fn end(mut server: Server) -> String {
     server.kill();
     ended(server)
 }
 
-fn ended(mut server: Server) -> String {
+pub fn ended(mut server: Server) -> String {
     server.wait_for_exit();
     // The end of the process is the last thing that the tracer writes down.
     let pid = server.pid().to_string();
@@ -154,11 +168,26 @@ fn cut_everywhere(
             .flat_map(|worker| worker.join().expect("no panic"))
             .collect()
     });
+    if !wrong.is_empty() {
+        let kept = keep(recording);
+        println!(
+            "replay: --replay {} --seed {seed} --cuts {cuts}",
+            kept.display()
+        );
+    }
     let acknowledged = recording
         .events
         .iter()
-        .filter_map(|event| acknowledged(event, recording));
+        .filter_map(|event| acknowledged(event, &recording.attempted));
     report.add(rounds * points, acknowledged.count(), wrong);
+}
+
+/// Writes a recording down, to be cut again.
+fn keep(recording: &Recording) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", recording.name));
+    let json = serde_json::to_vec(recording).expect("a recording");
+    fs::write(&path, json).expect("a file");
+    path
 }
 
 /// One cut after each event.
@@ -177,7 +206,7 @@ fn cut_once_everywhere(
     let mut wrong = Vec::new();
     for (at, event) in recording.events.iter().enumerate() {
         disk.apply(event);
-        if let Some(sent) = acknowledged(event, recording) {
+        if let Some(sent) = acknowledged(event, &recording.attempted) {
             ledger.note(sent.clone(), Told::Stored);
         }
         if at < recording.first_cut {
@@ -197,13 +226,18 @@ fn cut_once_everywhere(
 }
 
 /// Opens what is left with the real code; everything acknowledged must be there, and it must take adds again.
-fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
+pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
     let path = place.join("plantstore.db");
     let location = Location { path: path.clone() };
     let opened = Store::open_to_serve(&location);
     let (mut store, _lock) = match opened {
         Ok(opened) => opened,
-        Err(error) => return vec![format!("does not open: {:#}", anyhow::Error::from(error))],
+        Err(error) => {
+            return vec![format!(
+                "wrong: does not open: {:#}",
+                anyhow::Error::from(error)
+            )];
+        }
     };
     let wrong = ledger.violations_in(&path);
     let token = TokenId(1);
@@ -216,12 +250,12 @@ fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
         &[],
     ) {
         Ok(outcomes) if outcomes == [Outcome::Added] => wrong,
-        other => [wrong, vec![format!("takes no adds: {other:?}")]].concat(),
+        other => [wrong, vec![format!("wrong: takes no adds: {other:?}")]].concat(),
     }
 }
 
 /// The plant that an answer of 200 is about: names are unique.
-fn acknowledged<'a>(event: &Event, recording: &'a Recording) -> Option<&'a Sent> {
+pub fn acknowledged<'a>(event: &Event, attempted: &'a [Sent]) -> Option<&'a Sent> {
     let Event::Answer(bytes) = event else {
         return None;
     };
@@ -230,14 +264,13 @@ fn acknowledged<'a>(event: &Event, recording: &'a Recording) -> Option<&'a Sent>
         .strip_prefix("HTTP/1.1 200 ")?;
     let (_, json) = text.split_once("\r\n\r\n")?;
     let answer: serde_json::Value = serde_json::from_str(json).ok()?;
-    recording
-        .attempted
+    attempted
         .iter()
         .find(|(_, name, _)| answer["name"] == name.as_str())
 }
 
 /// Memory, if there is a file system for it: only the simulated disk has to be slow.
-fn scratch() -> TempDir {
+pub fn scratch() -> TempDir {
     let memory = PathBuf::from("/dev/shm");
     if memory.is_dir() {
         tempfile::tempdir_in(memory)

@@ -20,6 +20,11 @@ impl Random {
         self.next() % end.max(1)
     }
 
+    /// An index of so many things.
+    pub fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).expect("less than a usize")
+    }
+
     /// True so often out of 256 times.
     pub fn chance(&mut self, of_256: u64) -> bool {
         self.below(256) < of_256

@@ -1,6 +1,9 @@
 //! What was done and what came of it: a row a fault, and a line that moves while it is being done.
 
+use std::fs;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One fault.
@@ -9,9 +12,14 @@ pub struct Report {
     pub method: &'static str,
     pub runs: usize,
     pub acknowledged: usize,
-    /// What was lost or wrong, in words.
+    /// What was lost or wrong, in words that begin with `lost: `, `wrong: ` or `hang: `.
     pub wrong: Vec<String>,
+    /// A figure beside the counts.
+    pub note: String,
 }
+
+/// The head of the table.
+pub const HEAD: &str = "| fault | method | runs | acknowledged | lost | wrong | hangs |\n|---|---|---|---|---|---|---|";
 
 impl Report {
     pub fn new(fault: &'static str, method: &'static str) -> Self {
@@ -21,6 +29,7 @@ impl Report {
             runs: 0,
             acknowledged: 0,
             wrong: Vec::new(),
+            note: String::new(),
         }
     }
 
@@ -32,18 +41,70 @@ impl Report {
 
     /// A row of the table.
     pub fn row(&self) -> String {
-        let Self {
-            fault,
-            method,
-            runs,
-            acknowledged,
-            wrong,
-        } = self;
-        format!(
-            "| {fault} | {method} | {runs} | {acknowledged} | {} |",
-            wrong.len()
-        )
+        let count = |what: &str| {
+            self.wrong
+                .iter()
+                .filter(|wrong| wrong.contains(what))
+                .count()
+        };
+        let (lost, hangs) = (count("lost: "), count("hang: "));
+        let columns = [
+            self.fault.to_owned(),
+            match self.note.as_str() {
+                "" => self.method.to_owned(),
+                note => format!("{}; {note}", self.method),
+            },
+            thousands(self.runs),
+            thousands(self.acknowledged),
+            lost.to_string(),
+            (self.wrong.len() - lost - hangs).to_string(),
+            hangs.to_string(),
+        ];
+        format!("| {} |", columns.join(" | "))
     }
+}
+
+/// 1234567 → 1,234,567
+fn thousands(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+const BEGIN: &str = "<!-- written by make faults: begin -->\n";
+const END: &str = "<!-- written by make faults: end -->";
+
+/// Puts the table into its page, with the day and the commit.
+pub fn publish(page: &Path, seed: u64, rows: &[String]) {
+    let text = fs::read_to_string(page).expect("the page");
+    let (before, rest) = text.split_once(BEGIN).expect("where the table begins");
+    let (_, after) = rest.split_once(END).expect("where the table ends");
+    let day = printed("date", &["-u", "+%Y-%m-%d"]);
+    let commit = printed("git", &["rev-parse", "--short", "HEAD"]);
+    let changed = printed("git", &["status", "--porcelain", "--untracked-files=no"]);
+    let changed = if changed.is_empty() {
+        ""
+    } else {
+        ", with changes"
+    };
+    let rows = rows.join("\n");
+    let table = format!("Run on {day}, commit {commit}{changed}, seed {seed}.\n\n{HEAD}\n{rows}\n");
+    fs::write(page, format!("{before}{BEGIN}{table}{END}{after}")).expect("the page");
+}
+
+fn printed(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output();
+    let output = output.expect("it runs").stdout;
+    String::from_utf8_lossy(&output).trim().to_owned()
 }
 
 /// Counts steps; on a terminal it shows them.
@@ -71,8 +132,10 @@ impl Progress {
             let _ = std::io::stderr().flush();
         }
     }
+}
 
-    pub fn end(&self) {
+impl Drop for Progress {
+    fn drop(&mut self) {
         if std::io::stderr().is_terminal() {
             eprint!("\r{:100}\r", "");
         }

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 /// Something that happened, as far as a power cut cares.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     Create(String),
     Write {
@@ -23,6 +25,8 @@ pub enum Event {
     Remove(String),
     /// A file is synced: the call has returned.
     Sync(String),
+    /// A sync of a file has failed: what was written to it since the last one may be gone.
+    SyncFailed(String),
     /// The directory is synced: the call has returned.
     SyncDirectory,
     /// An answer is on its way to a client: its bytes.
@@ -48,7 +52,7 @@ pub fn events(recording: &str, directory: &Path) -> Vec<Event> {
     };
     recording
         .lines()
-        .flat_map(|line| reader.line(line))
+        .filter_map(|line| reader.line(line))
         .collect()
 }
 
@@ -72,15 +76,27 @@ impl Reader {
         }
         if call.starts_with("<... ") {
             let begun = self.unfinished.remove(thread)?;
-            let returned = call.ends_with(" = 0");
-            return (begun.contains("sync(") && returned)
-                .then(|| self.call(&begun))
-                .flatten();
+            let (_, result) = call.rsplit_once(" = ")?;
+            let synced = begun.contains("sync(");
+            return synced.then(|| self.sync(&begun, result)).flatten();
         }
         let (call, result) = call.rsplit_once(" = ")?;
+        if call.contains("sync(") {
+            return self.sync(call.trim_end(), result);
+        }
         // `?` is a call that never returned, such as one that was killed.
         let failed = result.starts_with('-') || result.starts_with('?');
         (!failed).then(|| self.call(call.trim_end())).flatten()
+    }
+
+    fn sync(&mut self, call: &str, result: &str) -> Option<Event> {
+        match (self.call(call)?, result) {
+            (synced, "0") => Some(synced),
+            (Event::Sync(file), result) if result.starts_with("-1") => {
+                Some(Event::SyncFailed(file))
+            }
+            _ => None,
+        }
     }
 
     fn call(&mut self, call: &str) -> Option<Event> {

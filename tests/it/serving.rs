@@ -208,15 +208,6 @@ fn a_body_in_a_million_pieces_takes_no_more_memory_than_it_has_bytes() {
         client.send(format!("{:x}\r\n{plant}\r\n0\r\n\r\n", plant.len()));
         assert_eq!(client.answer().status, 200);
     }
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("proc");
-    let peak = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .expect("a peak");
-    let peak_kib: u64 = peak
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .expect("a number");
+    let peak_kib = server.peak_kib();
     assert!(peak_kib < 32 << 10, "{peak_kib} KiB");
 }

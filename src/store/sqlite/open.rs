@@ -6,7 +6,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
@@ -132,7 +133,21 @@ fn take_lock(path: &Path) -> Result<Lock, OpenError> {
     Ok(Lock { _file: file })
 }
 
+/// Two processes that make one store at the same time are in each other's way for a moment in which
+/// SQLite does not wait.
 fn connect(path: &Path) -> Result<Connection, OpenError> {
+    let begun = Instant::now();
+    loop {
+        match try_to_connect(path) {
+            Err(OpenError::Held(_)) if begun.elapsed() < BUSY_TIMEOUT => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            done => return done,
+        }
+    }
+}
+
+fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     // SQLite finds its log beside the file itself, not beside a link to it.
     let log = beside(
         &path.canonicalize().map_err(failed_to("find", path))?,
@@ -164,6 +179,8 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
     ] {
         set_and_read_back(&connection, pragma, expected, path)?;
     }
+    // The log may be new. SQLite syncs its directory too, but does not look at the result.
+    sync_directory_of(path).map_err(failed_to("sync the directory of", path))?;
     Ok(connection)
 }
 
@@ -219,15 +236,14 @@ fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
 
 /// The version of the schema, 0 for an empty file.
 fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
-    let number = |sql: &str| -> Result<i64, OpenError> {
-        connection
-            .query_row(sql, [], |row| row.get(0))
-            .map_err(unusable(path))
-    };
-    let application_id = number("PRAGMA application_id")?;
-    let found = number("PRAGMA user_version")?;
-    let empty = number("SELECT count(*) FROM sqlite_schema")? == 0;
-    if application_id != APPLICATION_ID && !(empty && application_id == 0 && found == 0) {
+    // One statement, so that it sees another process make all of the schema, or nothing.
+    let sql = "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+               FROM pragma_application_id, pragma_user_version";
+    let (application_id, found, tables): (i64, i64, i64) = connection
+        .query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .map_err(unusable(path))?;
+    let empty = (application_id, found, tables) == (0, 0, 0);
+    if application_id != APPLICATION_ID && !empty {
         return Err(OpenError::NotOurs(path.display().to_string()));
     }
     match u32::try_from(found) {

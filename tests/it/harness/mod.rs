@@ -167,14 +167,15 @@ impl Server {
         command
     }
 
-    fn start_command(command: Command, directory: &Path) -> Self {
+    /// By this command, in this directory.
+    pub fn start_command(command: Command, directory: &Path) -> Self {
         Self::try_start_command(command, directory).unwrap_or_else(|logged| {
             panic!("it does not listen:\n{logged}");
         })
     }
 
     /// A server that listens, or what it logged instead.
-    fn try_start_command(command: Command, directory: &Path) -> Result<Self, String> {
+    pub fn try_start_command(command: Command, directory: &Path) -> Result<Self, String> {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut server = Self::spawn(command, directory, nowhere);
         let Some(listening) = server.next_line(|line| line["message"] == "listening") else {
@@ -296,6 +297,19 @@ impl Server {
 
     pub fn wait_for_exit(&mut self) -> ExitStatus {
         wait_for_exit(&mut self.child)
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
+    /// The most memory that it has had so far.
+    pub fn peak_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("it is running");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.expect("a peak").trim().trim_end_matches(" kB");
+        peak.parse().expect("a number")
     }
 
     /// What is stored.

@@ -1,0 +1,255 @@
+//! Disks that fail, are full, or are slow, under the real binary.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::checker::{Ledger, Told};
+use crate::disk::Disk;
+use crate::harness::{Server, directory};
+use crate::load::{Load, after_restart, send_again};
+use crate::power;
+use crate::random::Random;
+use crate::report::{Progress, Report};
+use crate::trace;
+
+/// A sync fails once, and what it should have written is gone, though the next sync would say that all is well.
+/// Nothing may be acknowledged that rests on it, and the process must end.
+pub fn failed_sync(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "EIO from fdatasync",
+        "strace, then a disk without what was not synced",
+    );
+    let mut random = Random::new(seed);
+    let mut seconds = Vec::new();
+    for _ in 0..runs {
+        let place = directory();
+        let mut history = {
+            let mut server = Server::start_under_strace(place.path(), &trace::RECORD, &[]);
+            assert!(server.terminate().success());
+            trace::events(&power::ended(server), place.path())
+        };
+        let at = 1 + random.below(40);
+        let inject = format!("inject=fdatasync:error=EIO:when={at}");
+        let strace = [&trace::RECORD[..], &["-ttt", "-e", &inject]].concat();
+        let mut server = Server::start_under_strace(place.path(), &strace, &[]);
+        let load = Load {
+            clients: 4,
+            plants: 100,
+            seed: random.next(),
+            ..Load::default()
+        };
+        let ledger = load.start(server.address(), &server.token()).finish();
+        // The second is the directory's: SQLite does not look at its result, and we have synced it before.
+        if at == 2 {
+            server.kill();
+        }
+        let code = server.wait_for_exit().code();
+        let (times, calls) = without_times(&power::ended(server));
+        history.extend(trace::events(&calls, place.path()));
+
+        let mut disk = Disk::default();
+        for event in &history {
+            disk.apply(event);
+        }
+        let left = power::scratch();
+        disk.cut(&mut random, left.path());
+        let mut wrong = power::check(left.path(), &ledger);
+        if code != Some(1) && at != 2 {
+            wrong.push(format!("wrong: it ended with {code:?}"));
+        }
+        seconds.extend(times);
+        report.add(1, ledger.acknowledged().count(), wrong);
+        progress.step();
+    }
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::MAX);
+    if median > 1.0 {
+        report.add(0, 0, vec![format!("wrong: it took {median} s to end")]);
+    }
+    report.note = format!("ended {median:.2} s after the failure (median)");
+    report
+}
+
+/// Takes the time from every line; gives the seconds from the failed sync to the end of the process.
+fn without_times(recording: &str) -> (Option<f64>, String) {
+    let mut failed = None;
+    let mut ended = None;
+    let mut lines = Vec::new();
+    for line in recording.lines() {
+        let mut parts = line.splitn(3, ' ');
+        let mut part = || parts.next().unwrap_or_default();
+        let (thread, time, call) = (part(), part(), part());
+        if call.contains("EIO") {
+            failed = time.parse::<f64>().ok();
+        }
+        if call.starts_with("+++ exited") {
+            ended = time.parse::<f64>().ok();
+        }
+        lines.push(format!("{thread} {call}"));
+    }
+    (
+        failed.zip(ended).map(|(from, to)| to - from),
+        lines.join("\n"),
+    )
+}
+
+/// Writes fail for a while for want of room.
+pub fn no_room(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("ENOSPC", "strace, real binary");
+    let mut random = Random::new(seed);
+    for _ in 0..runs {
+        let place = directory();
+        assert!(Server::start_in(place.path(), &[]).terminate().success());
+        let first = 10 + random.below(60);
+        let last = first + 10 + random.below(40);
+        let inject = format!("inject=pwrite64:error=ENOSPC:when={first}..{last}");
+        let strace = ["-e", "trace=pwrite64", "-e", &inject];
+        let mut server = Server::start_under_strace(place.path(), &strace, &[]);
+        let load = Load {
+            clients: 4,
+            plants: 60,
+            seed: random.next(),
+            ..Load::default()
+        };
+        let mut ledger = load.start(server.address(), &server.token()).finish();
+        let wrong = works_again(&mut server, &mut ledger);
+        report.add(1, ledger.acknowledged().count(), wrong);
+        progress.step();
+    }
+    report
+}
+
+/// A file system that is really full.
+pub fn full_disk(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("full disk", "a tmpfs of 8 MiB and a file that fills it");
+    let mut random = Random::new(seed);
+    for _ in 0..runs {
+        let place = SmallDisk::new();
+        let mut server = Server::start_in(place.path(), &[]);
+        place.fill(random.below(200 << 10));
+        let load = Load {
+            clients: 4,
+            plants: 60,
+            seed: random.next(),
+            ..Load::default()
+        };
+        let mut ledger = load.start(server.address(), &server.token()).finish();
+        place.make_room();
+        let wrong = works_again(&mut server, &mut ledger);
+        report.add(1, ledger.acknowledged().count(), wrong);
+        progress.step();
+        drop(server);
+    }
+    report
+}
+
+/// It said that it was full; it kept its word; and without a restart it takes everything now.
+fn works_again(server: &mut Server, ledger: &mut Ledger) -> Vec<String> {
+    let mut wrong = ledger.violations_in(&server.directory().join("plantstore.db"));
+    if ledger.count(Told::Full) == 0 {
+        wrong.push("wrong: nobody was told that there is no room".to_owned());
+    }
+    let attempts = ledger.attempts().cloned().collect();
+    wrong.extend(send_again(server, attempts, ledger));
+    server.kill();
+    let server = Server::start_in(server.directory(), &[]);
+    wrong.extend(after_restart(&server, ledger));
+    wrong
+}
+
+/// A file system of its own, small enough to be filled.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn new() -> Self {
+        let place = directory();
+        let owner = fs::metadata(place.path()).expect("a directory");
+        let owner = std::os::unix::fs::MetadataExt::uid(&owner);
+        let options = format!("size=8m,mode=0700,uid={owner}");
+        as_root(
+            &["mount", "-t", "tmpfs", "-o", &options, "tmpfs"],
+            place.path(),
+        );
+        Self(place)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Leaves so many bytes.
+    fn fill(&self, left: u64) {
+        let mut ballast = File::create(self.path().join("ballast")).expect("a file");
+        let block = [0; 4096];
+        let mut size: u64 = 0;
+        while ballast.write_all(&block).is_ok() {
+            size += block.len() as u64;
+        }
+        ballast.set_len(size.saturating_sub(left)).expect("less");
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.path().join("ballast")).expect("the ballast");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        as_root(&["umount", "--lazy"], self.path());
+    }
+}
+
+/// Runs a command that needs root, at this path.
+fn as_root(command: &[&str], path: &Path) {
+    let root = fs::metadata("/proc/self").expect("proc");
+    let root = std::os::unix::fs::MetadataExt::uid(&root) == 0;
+    let words = [if root { &[][..] } else { &["sudo"][..] }, command].concat();
+    let done = Command::new(words[0]).args(&words[1..]).arg(path).status();
+    assert!(done.expect("it runs").success(), "{words:?} needs root");
+}
+
+/// Every sync takes 200 ms: the queue stays bounded, whoever is beyond it is told at once, and memory does not grow.
+pub fn slow_syncs(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "200 ms a sync",
+        "strace, real binary, 48 clients, a queue of 16",
+    );
+    for run in 0..runs {
+        let place = directory();
+        let strace = [
+            "-e",
+            "trace=fdatasync",
+            "-e",
+            "inject=fdatasync:delay_enter=200000",
+        ];
+        let arguments = ["--max-queue", "16"];
+        let server = Server::start_under_strace(place.path(), &strace, &arguments);
+        let mut ledger = Ledger::default();
+        let mut peaks = Vec::new();
+        for round in 0..3 {
+            let load = Load {
+                clients: 48,
+                plants: 3,
+                first_id: round << 40,
+                seed: seed ^ (run as u64) << 8 ^ u64::try_from(round).expect("small"),
+                ..Load::default()
+            };
+            ledger.append(load.start(server.address(), &server.token()).finish());
+            peaks.push(server.peak_kib());
+        }
+        let mut wrong = after_restart(&server, &mut ledger);
+        if ledger.count(Told::Busy) == 0 {
+            wrong.push("wrong: nobody was told that it is busy".to_owned());
+        }
+        if peaks[2] > peaks[0] + peaks[0] / 4 {
+            wrong.push(format!("wrong: memory grows: {peaks:?} KiB"));
+        }
+        report.add(1, ledger.acknowledged().count(), wrong);
+        progress.step();
+    }
+    report
+}

@@ -1,0 +1,271 @@
+//! What a machine and its keeper do to a process: no memory, an end by order, a second server, another time.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::checker::{Ledger, Told};
+use crate::harness::{Server, directory, plantstore, run};
+use crate::load::{Load, after_restart};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+
+const LISTEN: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
+
+/// Far more is sent at once than there is memory for.
+pub fn out_of_memory(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("out of memory", Memory::new().method());
+    let mut random = Random::new(seed);
+    for _ in 0..runs {
+        let place = directory();
+        assert!(Server::start_in(place.path(), &[]).terminate().success());
+        let memory = Memory::new();
+        let mut server = Server::start_command(memory.command(place.path()), place.path());
+        let load = Load {
+            clients: 64,
+            plants: 40,
+            name_len: 200_000 + random.index(700_000),
+            seed: random.next(),
+            ..Load::default()
+        };
+        let mut ledger = load.start(server.address(), &server.token()).finish();
+        let mut wrong = Vec::new();
+        if server.has_ended() {
+            let signal = server.wait_for_exit().signal();
+            if signal.is_none() {
+                wrong.push("wrong: it did not end by a signal".to_owned());
+            }
+        } else {
+            wrong.push("wrong: it had memory enough".to_owned());
+            server.kill();
+        }
+        let server = Server::start_in(place.path(), &[]);
+        wrong.extend(after_restart(&server, &mut ledger));
+        report.add(1, ledger.acknowledged().count(), wrong);
+        progress.step();
+    }
+    report
+}
+
+/// A limit of memory: a control group where one can be made, or else a limit of the address space.
+enum Memory {
+    Group(PathBuf),
+    Addresses,
+}
+
+const LIMIT: &str = "33554432";
+
+impl Memory {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("plantstore-faults-{}-{number}", std::process::id());
+        for (root, limit) in [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max"),
+        ] {
+            let group = Path::new(root).join(&name);
+            let made =
+                Path::new(root).join("cgroup.procs").exists() && fs::create_dir(&group).is_ok();
+            if made && group.join(limit).exists() && fs::write(group.join(limit), LIMIT).is_ok() {
+                return Self::Group(group);
+            }
+            let _ = fs::remove_dir(&group);
+        }
+        Self::Addresses
+    }
+
+    fn method(&self) -> &'static str {
+        match self {
+            Self::Group(_) => "a memory cgroup of 32 MiB, 64 clients with large plants",
+            Self::Addresses => "a limit of the address space, 64 clients with large plants",
+        }
+    }
+
+    fn command(&self, place: &Path) -> Command {
+        let plain = plantstore(place);
+        let mut command = Command::new("sh");
+        let limit = match self {
+            Self::Group(group) => format!("echo $$ > {}/cgroup.procs", group.display()),
+            Self::Addresses => "ulimit -v 200000".to_owned(),
+        };
+        command
+            .args(["-c", &format!("{limit} && exec \"$@\""), "sh"])
+            .arg(plain.get_program())
+            .args(LISTEN)
+            .current_dir(place);
+        command
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Self::Group(group) = self {
+            let _ = fs::remove_dir(group);
+        }
+    }
+}
+
+/// SIGTERM under load: what was answered is stored, nobody is cut off without an answer, and it ends with 0.
+pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("SIGTERM", "real binary under load");
+    let mut random = Random::new(seed);
+    for _ in 0..runs {
+        let place = directory();
+        let mut server = Server::start_in(place.path(), &[]);
+        let load = Load {
+            clients: 8,
+            plants: 100_000,
+            seed: random.next(),
+            ..Load::default()
+        };
+        let running = load.start(server.address(), &server.token());
+        thread::sleep(Duration::from_micros(random.below(150_000)));
+        let code = server.terminate().code();
+        let mut ledger = running.finish();
+        let mut wrong = Vec::new();
+        if code != Some(0) {
+            wrong.push(format!("wrong: it ended with {code:?}"));
+        }
+        if ledger.count(Told::Cut) > 0 {
+            let cut = ledger.count(Told::Cut);
+            wrong.push(format!(
+                "wrong: {cut} requests were cut off without an answer"
+            ));
+        }
+        let server = Server::start_in(place.path(), &[]);
+        wrong.extend(after_restart(&server, &mut ledger));
+        report.add(1, ledger.acknowledged().count(), wrong);
+        progress.step();
+    }
+    report
+}
+
+/// A second server on the same file refuses, under load and when both start at once.
+pub fn two_servers(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("two servers on one file", "real binaries");
+    for number in 0..runs {
+        let place = directory();
+        let start = || {
+            let mut command = plantstore(place.path());
+            command.args(LISTEN);
+            Server::try_start_command(command, place.path())
+        };
+        let both = thread::scope(|scope| {
+            let both = [scope.spawn(start), scope.spawn(start)];
+            both.map(|server| server.join().expect("no panic"))
+        });
+        let mut wrong = Vec::new();
+        let (winners, losers): (Vec<_>, Vec<_>) = both.into_iter().partition(Result::is_ok);
+        if winners.len() != 1 {
+            wrong.push(format!("wrong: {} of two servers run", winners.len()));
+        }
+        let said: Vec<_> = losers.into_iter().filter_map(Result::err).collect();
+        if !said
+            .iter()
+            .all(|said| said.contains("is in use by another plantstore"))
+        {
+            wrong.push(format!("wrong: the second says {said:?}"));
+        }
+        let mut acknowledged = 0;
+        if let Some(server) = winners.into_iter().find_map(Result::ok) {
+            let load = Load {
+                clients: 4,
+                plants: 50,
+                seed: seed ^ number as u64,
+                ..Load::default()
+            };
+            let running = load.start(server.address(), &server.token());
+            let second = run(place.path(), &LISTEN).status.code();
+            if second != Some(1) {
+                wrong.push(format!("wrong: the second ended with {second:?}"));
+            }
+            let mut ledger = running.finish();
+            wrong.extend(after_restart(&server, &mut ledger));
+            acknowledged = ledger.acknowledged().count();
+        }
+        report.add(1, acknowledged, wrong);
+        progress.step();
+    }
+    report
+}
+
+/// The clock jumps back and forth under load, and a restart finds itself in the past.
+pub fn clock_set_back(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("clock set back", "libfaketime, real binary under load");
+    let mut random = Random::new(seed);
+    for _ in 0..runs {
+        let place = directory();
+        let clock = Clock::new(place.path());
+        let mut ledger = Ledger::default();
+        let mut wrong = Vec::new();
+        for (start, then) in [("+0", "-400d"), ("-30y", "+1d"), ("-1h", "-2h")] {
+            clock.set(start);
+            let server = Server::start_command(clock.command(place.path()), place.path());
+            let load = Load {
+                clients: 4,
+                plants: 50,
+                first_id: i64::try_from(ledger.attempts().count()).expect("small") << 32,
+                seed: random.next(),
+                ..Load::default()
+            };
+            let running = load.start(server.address(), &server.token());
+            thread::sleep(Duration::from_micros(random.below(20_000)));
+            clock.set(then);
+            ledger.append(running.finish());
+            if ledger.count(Told::Stored) == 0 {
+                wrong.push("wrong: nothing was stored".to_owned());
+            }
+            wrong.extend(after_restart(&server, &mut ledger));
+        }
+        let server = Server::start_in(place.path(), &[]);
+        wrong.extend(after_restart(&server, &mut ledger));
+        report.add(1, ledger.acknowledged().count(), wrong);
+        progress.step();
+    }
+    report
+}
+
+/// A clock that can be set, for one process.
+struct Clock(PathBuf);
+
+impl Clock {
+    fn new(place: &Path) -> Self {
+        Self(place.join("clock"))
+    }
+
+    fn set(&self, time: &str) {
+        let next = self.0.with_extension("next");
+        fs::write(&next, time).expect("a file");
+        fs::rename(next, &self.0).expect("a file");
+    }
+
+    fn command(&self, place: &Path) -> Command {
+        let mut command = plantstore(place);
+        command
+            .args(LISTEN)
+            .env("LD_PRELOAD", library())
+            .env("FAKETIME_TIMESTAMP_FILE", &self.0)
+            .env("FAKETIME_NO_CACHE", "1")
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command
+    }
+}
+
+/// Debian keeps it in a directory named after the architecture.
+fn library() -> PathBuf {
+    let places = fs::read_dir("/usr/lib").expect("/usr/lib");
+    places
+        .map(|place| {
+            place
+                .expect("an entry")
+                .path()
+                .join("faketime/libfaketimeMT.so.1")
+        })
+        .find(|library| library.exists())
+        .expect("libfaketime is installed: make setup")
+}
