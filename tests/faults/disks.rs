@@ -80,9 +80,8 @@ fn without_times(recording: &str) -> (Option<f64>, String) {
     let mut ended = None;
     let mut lines = Vec::new();
     for line in recording.lines() {
-        let mut parts = line.splitn(3, ' ');
-        let mut part = || parts.next().unwrap_or_default();
-        let (thread, time, call) = (part(), part(), part());
+        let (thread, rest) = line.split_once(' ').unwrap_or_default();
+        let (time, call) = rest.trim_start().split_once(' ').unwrap_or_default();
         if call.contains("EIO") {
             failed = time.parse::<f64>().ok();
         }
@@ -106,9 +105,8 @@ pub fn no_room(seed: u64, runs: usize, progress: &Progress) -> Report {
         assert!(Server::start_in(place.path(), &[]).terminate().success());
         let first = 10 + random.below(60);
         let last = first + 10 + random.below(40);
-        let inject = format!("inject=pwrite64:error=ENOSPC:when={first}..{last}");
-        let strace = ["-e", "trace=pwrite64", "-e", &inject];
-        let mut server = Server::start_under_strace(place.path(), &strace, &[]);
+        let fault = format!("pwrite64:error=ENOSPC:when={first}..{last}");
+        let mut server = Server::start_with_fault(place.path(), &fault, &[]);
         let load = Load {
             clients: 4,
             plants: 60,
@@ -220,14 +218,8 @@ pub fn slow_syncs(seed: u64, runs: usize, progress: &Progress) -> Report {
     );
     for run in 0..runs {
         let place = directory();
-        let strace = [
-            "-e",
-            "trace=fdatasync",
-            "-e",
-            "inject=fdatasync:delay_enter=200000",
-        ];
-        let arguments = ["--max-queue", "16"];
-        let server = Server::start_under_strace(place.path(), &strace, &arguments);
+        let fault = "fdatasync:delay_enter=200000";
+        let server = Server::start_with_fault(place.path(), fault, &["--max-queue", "16"]);
         let mut ledger = Ledger::default();
         let mut peaks = Vec::new();
         for round in 0..3 {

@@ -1,18 +1,7 @@
 //! Errors: every row of the design's second table that needs no fault of the disk (those are in
 //! `faults`). `Answer::error` checks what all errors have in common.
 
-use std::time::Duration;
-
-use axum::Router;
-use axum::routing::get;
-use plantstore::http::stream::Deadlines;
-use plantstore::http::{self, BodyLimits, Draining, Tokens, connection};
-use plantstore::store::Store;
-use plantstore::writer::Writer;
-use tokio::net::TcpListener;
-use tokio::sync::watch;
-
-use crate::harness::{Client, Server, directory, run_ok};
+use crate::harness::{Server, run_ok};
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
@@ -386,53 +375,4 @@ fn a_head_that_is_too_large_is_43100() {
         .connect()
         .request("GET /", &format!("x: {}\r\n", "x".repeat(15 << 10)));
     assert_eq!(answer.error(), 40400);
-}
-
-async fn panics() {
-    panic!("deliberate");
-}
-
-#[test]
-fn a_panic_is_50000_and_the_next_request_is_served() {
-    // No request makes the service panic, so this one serves a route that does, through all the
-    // rest.
-    let directory = directory();
-    let location = format!(
-        "sqlite:{}",
-        directory.path().join("plantstore.db").display()
-    );
-    let location = location.parse().expect("a location");
-    let open = || Store::open_or_create(&location).expect("a store");
-    let timeout = Duration::from_secs(60);
-    let (writer, _thread) = Writer::spawn(open(), 1, timeout);
-    let parts = http::Parts {
-        tokens: Tokens::new(open(), writer.clone(), timeout),
-        writer,
-        body_limits: BodyLimits {
-            bytes_max: 1,
-            timeout,
-        },
-        draining: Draining::default(),
-    };
-    let router = http::with_layers(Router::new().route("/panic", get(panics)), parts);
-    let runtime = tokio::runtime::Runtime::new().expect("threads");
-    let listener = runtime
-        .block_on(TcpListener::bind("127.0.0.1:0"))
-        .expect("a port");
-    let address = listener.local_addr().expect("an address");
-    runtime.spawn(async move {
-        let (stream, _) = listener.accept().await.expect("a connection");
-        let deadlines = Deadlines {
-            header: timeout,
-            idle: timeout,
-        };
-        let stop = watch::Sender::new(());
-        connection::serve(stream, router, deadlines, stop.subscribe()).await;
-    });
-
-    let mut client = Client::connect(address);
-    let answer = client.request("GET /panic", "");
-    assert_eq!(answer.error(), 50000);
-    assert!(!answer.body.contains("deliberate"));
-    assert_eq!(client.request("GET /", "").error(), 40400);
 }

@@ -33,13 +33,7 @@ fn add_at_once(server: &Server, ids: std::ops::Range<usize>) -> Vec<Option<Answe
 fn after_a_failed_fsync_nothing_is_acknowledged_and_the_process_ends() {
     let directory = directory();
     Server::start_in(directory.path(), &[]).add_ok(plant(0));
-    let strace = [
-        "-e",
-        "trace=fsync,fdatasync",
-        "-e",
-        "inject=fdatasync:error=EIO:when=6+",
-    ];
-    let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let mut server = Server::start_with_fault(directory.path(), "fdatasync:error=EIO:when=6+", &[]);
     let mut acknowledged = vec![0];
     let mut lost = None;
     for id in 1..20 {
@@ -83,14 +77,8 @@ fn a_full_disk_is_50302_until_there_is_room_without_a_restart() {
     let mut before = Server::start_in(directory.path(), &[]);
     before.add_ok(plant(0));
     assert!(before.terminate().success());
-    // `strace` counts for each thread; this is the writer's.
-    let strace = [
-        "-e",
-        "trace=pwrite64",
-        "-e",
-        "inject=pwrite64:error=ENOSPC:when=30..60",
-    ];
-    let server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let server =
+        Server::start_with_fault(directory.path(), "pwrite64:error=ENOSPC:when=30..60", &[]);
     let mut refused = 0;
     let mut last = 0;
     for id in 1..200 {
@@ -114,13 +102,11 @@ fn a_full_disk_is_50302_until_there_is_room_without_a_restart() {
 #[test]
 fn a_full_queue_is_50300_at_once_and_what_was_refused_is_not_stored() {
     let directory = directory();
-    let strace = [
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:delay_enter=300000",
-    ];
-    let server = Server::start_under_strace(directory.path(), &strace, &["--max-queue", "2"]);
+    let server = Server::start_with_fault(
+        directory.path(),
+        "fdatasync:delay_enter=300000",
+        &["--max-queue", "2"],
+    );
     server.add_ok(plant(0));
     let answers = add_at_once(&server, 1..30);
     let mut stored = vec![0];
@@ -146,14 +132,11 @@ fn a_full_queue_is_50300_at_once_and_what_was_refused_is_not_stored() {
 #[test]
 fn a_store_that_does_not_answer_in_time_is_50301() {
     let directory = directory();
-    let strace = [
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:delay_enter=700000",
-    ];
-    let server =
-        Server::start_under_strace(directory.path(), &strace, &["--store-timeout", "100ms"]);
+    let server = Server::start_with_fault(
+        directory.path(),
+        "fdatasync:delay_enter=700000",
+        &["--store-timeout", "100ms"],
+    );
     assert_eq!(server.add(plant(1)).error(), 50301);
 }
 
@@ -166,13 +149,11 @@ fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
             .success()
     );
     // From the writer's sixth sync on, a sync takes eight seconds.
-    let strace = [
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:delay_enter=8000000:when=6+",
-    ];
-    let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let mut server = Server::start_with_fault(
+        directory.path(),
+        "fdatasync:delay_enter=8000000:when=6+",
+        &[],
+    );
     let token = server.token();
     let (id, mut in_flight) = (0..20)
         .find_map(|id| {
@@ -196,13 +177,8 @@ fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
 #[test]
 fn a_drain_commits_what_the_writer_holds() {
     let directory = directory();
-    let strace = [
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:delay_enter=300000",
-    ];
-    let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
+    let mut server =
+        Server::start_with_fault(directory.path(), "fdatasync:delay_enter=300000", &[]);
     let token = server.token();
     let mut clients: Vec<_> = (0..20).map(|_| server.connect()).collect();
     for (id, client) in clients.iter_mut().enumerate() {
@@ -262,14 +238,12 @@ fn a_drain_with_a_stuck_disk_ends_all_the_same_and_says_so() {
             .terminate()
             .success()
     );
-    let strace = [
-        "-e",
-        "trace=fdatasync",
-        "-e",
-        "inject=fdatasync:delay_enter=6000000",
-    ];
     let arguments = ["--drain-timeout", "500ms"];
-    let mut server = Server::start_under_strace(directory.path(), &strace, &arguments);
+    let mut server = Server::start_with_fault(
+        directory.path(),
+        "fdatasync:delay_enter=6000000",
+        &arguments,
+    );
     let mut client = server.connect();
     client.send_add(&server.token(), plant(1).as_bytes());
     server.wait_for_connection();

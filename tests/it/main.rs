@@ -4,6 +4,7 @@ mod catalogue;
 mod command_line;
 mod contract;
 mod damage;
+mod defects;
 mod errors;
 mod faults;
 mod first_run;

@@ -104,7 +104,7 @@ fn the_commands_of_the_readme_do_what_it_says() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 4);
+    assert_eq!(compared, 5);
 
     server.terminate();
     assert!(wait_for_exit(&mut server.cargo).success());

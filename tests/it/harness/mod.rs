@@ -140,6 +140,14 @@ impl Server {
         )
     }
 
+    /// With a fault in its system calls: `fdatasync:error=EIO:when=6+`. Calls are counted for each thread.
+    pub fn start_with_fault(directory: &Path, fault: &str, arguments: &[&str]) -> Self {
+        let call = fault.split(':').next().expect("a call");
+        let trace = format!("trace=fsync,{call}");
+        let inject = format!("inject={fault}");
+        Self::start_under_strace(directory, &["-e", &trace, "-e", &inject], arguments)
+    }
+
     /// The same for one that may not live long enough to listen.
     pub fn try_start_under_strace(
         directory: &Path,
