@@ -14,7 +14,7 @@ test: setup check deny it faults-share schemathesis
 check: fmt lint docs
 
 # Installs what the tests run: curl and sqlite3 (the README's commands), strace and libfaketime (faults), Python
-# (Schemathesis).
+# (Schemathesis). A share of the faults mounts a small file system, which needs root, or sudo.
 setup:
 	@scripts/install-missing curl sqlite3 strace libfaketime python3 python3-venv
 

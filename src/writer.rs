@@ -192,6 +192,7 @@ impl Batch {
                     StoreError::Busy(_) => AddError::Busy,
                     StoreError::Full(_) => AddError::Full,
                     StoreError::Failed(_) => AddError::Lost,
+                    StoreError::Damaged(_) => AddError::Damaged,
                 };
                 for reply in self.replies {
                     let _ = reply.send(Err(answer));
@@ -203,10 +204,12 @@ impl Batch {
     }
 }
 
-/// A store that is busy or full may work again later; one that failed must not be used again.
+/// A store that is busy or full may work again later, one that is damaged in a place elsewhere; one that failed must not be used again.
 fn proceed_unless_failed(error: StoreError) -> Result<(), StoreError> {
     match error {
-        StoreError::Busy(ref cause) | StoreError::Full(ref cause) => {
+        StoreError::Busy(ref cause)
+        | StoreError::Full(ref cause)
+        | StoreError::Damaged(ref cause) => {
             tracing::warn!(%error, %cause, "a batch was not stored");
             Ok(())
         }

@@ -28,7 +28,7 @@ impl Check {
         })?;
         told?;
         if problems > 0 {
-            bail!("the store is damaged, in {problems} places that were found; restore a backup");
+            bail!("the store is damaged, problems found: {problems}; restore a backup");
         }
         let (plants, tokens) = (checked.plants, checked.tokens);
         print(&format!("no damage: plants {plants}, tokens {tokens}\n"))

@@ -260,9 +260,13 @@ impl From<AddError> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         let source = error.source().map(ToString::to_string).unwrap_or_default();
-        Self {
-            cause: Some(format!("{error}: {source}")),
-            ..Self::busy()
+        let cause = format!("{error}: {source}");
+        match error {
+            StoreError::Damaged(_) => Self::defect(cause),
+            _ => Self {
+                cause: Some(cause),
+                ..Self::busy()
+            },
         }
     }
 }

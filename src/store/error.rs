@@ -12,6 +12,9 @@ pub enum StoreError {
     /// Nothing was stored; there is no room.
     #[error("the store is full")]
     Full(#[source] rusqlite::Error),
+    /// What was asked for is there, but not as it was stored.
+    #[error("the store is damaged; run `plantstore check`")]
+    Damaged(#[source] rusqlite::Error),
     /// Nobody knows what was stored, and this process must not use the store again: after a failed
     /// fsync the page cache no longer tells what is on disk.
     #[error("the store failed")]
@@ -22,7 +25,7 @@ impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull};
         let Some(sqlite) = error.sqlite_error() else {
-            return Self::Busy(error); // a value of the wrong type, found before anything was stored
+            return Self::Damaged(error); // a value that none of us wrote
         };
         match sqlite.code {
             DiskFull => Self::Full(error),
@@ -79,7 +82,8 @@ pub enum OpenError {
         found: String,
     },
     #[error(
-        "{0} is damaged: plants that were acknowledged can no longer be read from it; restore a backup"
+        "{0} is damaged: plants that were acknowledged can no longer be read from it; \
+         move it away together with its database and restore a backup"
     )]
     LogDamaged(String),
     #[error("the disk of the store {0} is full; make room on it and start again")]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use jiff::Timestamp;
+use rusqlite::config::DbConfig;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
@@ -222,6 +223,9 @@ impl Sqlite {
 
     /// Reads everything, and tells in words what is not as it was stored.
     pub fn check(&self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+        // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
+        self.connection
+            .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         Ok(check::check(&self.connection, wrong)?)
     }
 
@@ -236,12 +240,10 @@ impl Sqlite {
 
 /// What a plant is to the one that has its id already.
 fn compare(transaction: &Transaction<'_>, plant: &NewPlant) -> Result<Outcome, StoreError> {
-    let sql = "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id = ?1";
-    let mut select = transaction.prepare_cached(sql)?;
+    let mut select = transaction.prepare_cached(rows::SELECT_PLANT)?;
     Ok(select.query_row([plant.id], |row| {
-        let NewPlant { id, plant } = plant;
+        let plant = &plant.plant;
         Ok(match rows::plant(row) {
-            Some(stored) if stored.id != *id => Outcome::Damaged,
             Some(stored) if stored.name == plant.name && stored.tag == plant.tag.as_deref() => {
                 Outcome::AlreadyThere
             }

@@ -69,24 +69,27 @@ pub fn cut_short(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// A few bits of the database file are not what they were.
-pub fn flipped(seed: u64, runs: usize, progress: &Progress) -> Report {
+/// Some of the database file is not what it was.
+pub fn changed(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
-        "flipped bits in the store",
+        "changed bytes in the store",
         "real binary, `plantstore check`",
     );
-    flips(&mut report, seed, runs, "plantstore.db", progress);
+    changes(&mut report, seed, runs, "plantstore.db", progress);
     report
 }
 
 /// The same for the log of a server that was killed.
-pub fn flipped_log(seed: u64, runs: usize, progress: &Progress) -> Report {
-    let mut report = Report::new("flipped bits in the log", "real binary, `plantstore check`");
-    flips(&mut report, seed, runs, "plantstore.db-wal", progress);
+pub fn changed_log(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "changed bytes in the log",
+        "real binary, `plantstore check`",
+    );
+    changes(&mut report, seed, runs, "plantstore.db-wal", progress);
     report
 }
 
-fn flips(report: &mut Report, seed: u64, runs: usize, name: &str, progress: &Progress) {
+fn changes(report: &mut Report, seed: u64, runs: usize, name: &str, progress: &Progress) {
     let mut random = Random::new(seed);
     let is_log = name.ends_with("-wal");
     let original = Original::new(seed, is_log);
@@ -96,30 +99,45 @@ fn flips(report: &mut Report, seed: u64, runs: usize, name: &str, progress: &Pro
         let mut bytes = fs::read(&file).expect("a file");
         // The end of a log is what a power cut may take: that it is damaged, nobody can tell.
         let end = if is_log {
-            last_commit(&bytes)
+            last_commits(&bytes)
         } else {
             bytes.len()
         };
-        let mut what = Vec::new();
-        for _ in 0..=random.below(4) {
-            let at = random.index(end);
-            bytes[at] ^= 1 << random.below(8);
-            what.push(at);
-        }
+        let what = damage(&mut bytes[..end], &mut random);
         fs::write(&file, bytes).expect("a file");
-        report_one(
-            report,
-            &original,
-            copy.path(),
-            &format!("flipped at {what:?}"),
-        );
+        report_one(report, &original, copy.path(), &what);
         progress.step();
     }
 }
 
-/// Where the last commit of a log begins. A frame is 24 bytes and a page; those that end a commit have a size in
+/// Bits, or a whole block, zeroed or full of something else.
+fn damage(bytes: &mut [u8], random: &mut Random) -> String {
+    let block = random.index(bytes.len().div_ceil(4096)) * 4096;
+    let end = bytes.len().min(block + 4096);
+    match random.below(4) {
+        0 => {
+            bytes[block..end].fill(0);
+            format!("zeroed at {block}")
+        }
+        1 => {
+            bytes[block..end].fill_with(|| random.next().to_le_bytes()[0]);
+            format!("garbled at {block}")
+        }
+        _ => {
+            let places: Vec<_> = (0..=random.below(4))
+                .map(|_| random.index(bytes.len()))
+                .collect();
+            for at in &places {
+                bytes[*at] ^= 1 << random.below(8);
+            }
+            format!("flipped at {places:?}")
+        }
+    }
+}
+
+/// Where the last two commits of a log begin. A frame is 24 bytes and a page; those that end a commit have a size in
 /// their fifth to eighth byte.
-fn last_commit(log: &[u8]) -> usize {
+fn last_commits(log: &[u8]) -> usize {
     let frames: Vec<_> = log[32..].chunks_exact(24 + 4096).collect();
     let salts = &log[16..24];
     let of_this_log = frames.iter().take_while(|frame| &frame[8..16] == salts);
@@ -128,7 +146,7 @@ fn last_commit(log: &[u8]) -> usize {
         .filter(|(_, frame)| frame[4..8] != [0; 4])
         .map(|(number, _)| number)
         .collect();
-    32 + (commits[commits.len() - 2] + 1) * (24 + 4096)
+    32 + (commits[commits.len() - 3] + 1) * (24 + 4096)
 }
 
 fn report_one(report: &mut Report, original: &Original, place: &Path, what: &str) {

@@ -1,5 +1,6 @@
 //! Kills: the real binary ended with SIGKILL, at random moments under load, and at every sync and every write of a run.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
@@ -75,6 +76,12 @@ pub fn at_every(call: &'static str, plants: u64, step: usize, progress: &Progres
             if !killed {
                 server.kill();
             }
+        } else {
+            let trace = fs::read_to_string(place.path().join("strace.out")).unwrap_or_default();
+            assert!(
+                trace.contains("killed by SIGKILL"),
+                "it does not start: {trace}"
+            );
         }
         let server = Server::start_in(place.path(), &[]);
         let acknowledged = run.acknowledged().count();

@@ -116,7 +116,8 @@ impl Running {
     pub fn finish(self) -> Ledger {
         let mut all = Ledger::default();
         for client in self.0 {
-            all.append(client.join().expect("a client does not panic"));
+            let ledger = client.join();
+            all.append(ledger.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         all
     }

@@ -82,7 +82,9 @@ impl Suite {
             let words = panic
                 .downcast_ref::<String>()
                 .map_or("a panic", String::as_str);
-            report.add(0, 0, vec![format!("hang: {words}")]);
+            let hang = words.contains(harness::HANG);
+            let kind = if hang { "hang" } else { "wrong" };
+            report.add(0, 0, vec![format!("{kind}: {words}")]);
             report
         });
         drop(progress);
@@ -138,8 +140,8 @@ impl Suite {
             ("two servers", machine::two_servers),
             ("clock set back", machine::clock_set_back),
             ("files cut short", damage::cut_short),
-            ("flipped bits", damage::flipped),
-            ("flipped bits in the log", damage::flipped_log),
+            ("changed bytes", damage::changed),
+            ("changed bytes in the log", damage::changed_log),
         ];
         for (name, fault) in faults {
             self.run(each, |progress| fault(seed, each, progress), name);

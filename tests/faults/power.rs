@@ -124,7 +124,7 @@ pub fn end(mut server: Server) -> String {
 pub fn ended(mut server: Server) -> String {
     server.wait_for_exit();
     // The end of the process is the last thing that the tracer writes down.
-    let pid = server.pid().to_string();
+    let pid = format!("{} ", server.pid());
     let is_last = |line: &str| line.starts_with(&pid) && line.contains(" +++ ");
     crate::harness::wait_until("the recording is complete", || {
         server.trace().lines().any(is_last)

@@ -42,12 +42,11 @@ impl Report {
     /// A row of the table.
     pub fn row(&self) -> String {
         let count = |what: &str| {
-            self.wrong
-                .iter()
-                .filter(|wrong| wrong.contains(what))
-                .count()
+            let so = self.wrong.iter().filter(|wrong| wrong.contains(what));
+            so.count()
         };
-        let (lost, hangs) = (count("lost: "), count("hang: "));
+        let hangs = count("hang: ");
+        let lost = count("lost: ");
         let columns = [
             self.fault.to_owned(),
             match self.note.as_str() {
@@ -57,7 +56,7 @@ impl Report {
             thousands(self.runs),
             thousands(self.acknowledged),
             lost.to_string(),
-            (self.wrong.len() - lost - hangs).to_string(),
+            count("wrong: ").to_string(),
             hangs.to_string(),
         ];
         format!("| {} |", columns.join(" | "))

@@ -1,11 +1,11 @@
 //! Is all that is stored what was stored? Reads everything: for `plantstore check`.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use rusqlite::{Connection, Error, ErrorCode, Row};
 
 use crate::store::contract::Checked;
-use crate::store::sqlite::rows::{PLANT_COLUMNS, plant, token};
+use crate::store::sqlite::rows::{SELECT_PLANTS, plant, token};
 
 /// Looks at the structure, then at every row. What is wrong is told as it is found, in words.
 pub(super) fn check(
@@ -14,12 +14,16 @@ pub(super) fn check(
 ) -> Result<Checked, Error> {
     let mut check = Check { connection, wrong };
     check.structure()?;
-    let tokens = check.tokens()?;
-    let plants = check.plants(&tokens)?;
-    Ok(Checked {
-        plants,
-        tokens: tokens.len() as u64,
-    })
+    let mut adders = HashMap::new();
+    let plants = check.plants(&mut adders)?;
+    // Tokens are never deleted: those that are read last include all that were used before.
+    let tokens = check.tokens(&mut adders)?;
+    for (token, plant) in adders {
+        wrong(format!(
+            "plant {plant}: added by token {token}, which is not there"
+        ));
+    }
+    Ok(Checked { plants, tokens })
 }
 
 struct Check<'a> {
@@ -40,33 +44,31 @@ impl Check<'_> {
         })
     }
 
-    /// The numbers of all tokens.
-    fn tokens(&mut self) -> Result<HashSet<i64>, Error> {
-        let mut numbers = HashSet::new();
-        self.each("tokens", "SELECT * FROM tokens", |row, wrong| {
-            let id = row.get("id")?;
-            numbers.insert(id);
-            if token(row).is_err() {
-                wrong(format!("token {id}: not what was stored"));
+    /// How many plants there are. For each token that added any, one of them is kept.
+    fn plants(&mut self, adders: &mut HashMap<i64, i64>) -> Result<u64, Error> {
+        let mut count = 0;
+        self.each("plants", SELECT_PLANTS, |row, wrong| {
+            count += 1;
+            if let Some(plant) = plant(row) {
+                adders.entry(plant.added_by).or_insert(plant.id);
+            } else {
+                let id: i64 = row.get(0)?;
+                wrong(format!("plant {id}: not what was stored"));
             }
             Ok(())
         })?;
-        Ok(numbers)
+        Ok(count)
     }
 
-    /// How many plants there are.
-    fn plants(&mut self, tokens: &HashSet<i64>) -> Result<u64, Error> {
+    /// How many tokens there are. Those that are there are taken from the adders.
+    fn tokens(&mut self, adders: &mut HashMap<i64, i64>) -> Result<u64, Error> {
         let mut count = 0;
-        let all = format!("SELECT {PLANT_COLUMNS} FROM plants");
-        self.each("plants", &all, |row, wrong| {
+        self.each("tokens", "SELECT * FROM tokens", |row, wrong| {
             count += 1;
-            let id: i64 = row.get(0)?;
-            match plant(row) {
-                None => wrong(format!("plant {id}: not what was stored")),
-                Some(plant) if !tokens.contains(&plant.added_by) => {
-                    wrong(format!("plant {id}: added by a token that is not there"));
-                }
-                Some(_) => {}
+            let id = row.get("id")?;
+            adders.remove(&id);
+            if token(row).is_err() {
+                wrong(format!("token {id}: not what was stored"));
             }
             Ok(())
         })?;
@@ -88,8 +90,15 @@ impl Check<'_> {
             }
             Ok(())
         });
+        let damage = |error: &Error| {
+            let code = error.sqlite_error_code();
+            matches!(
+                code,
+                Some(ErrorCode::DatabaseCorrupt | ErrorCode::SystemIoFailure)
+            )
+        };
         match read {
-            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
+            Err(error) if damage(&error) => {
                 (self.wrong)(format!("{what}: cannot be read to the end: {error}"));
                 Ok(())
             }

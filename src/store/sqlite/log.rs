@@ -1,16 +1,17 @@
 //! Damage inside the log. SQLite reads its log up to the first frame that does not add up and
 //! forgets the rest: after a power cut that is right, because what was cut off was never synced.
-//! It is wrong when a commit and further frames follow, for SQLite goes on only when the commit
-//! before is on disk. Then a disk has changed what it had kept, and to open the store would be to
-//! lose, in silence, what was acknowledged.
+//! It is wrong when a commit follows, and then a frame that goes on from it: with
+//! `synchronous=FULL` SQLite goes on only when the commit before is on disk. Then a disk has changed
+//! what it had kept, and to open the store would be to lose, in silence, what was acknowledged.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 
+const MAGIC: u32 = 0x377f_0682;
 const HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
-const PAGE: usize = 4096;
+const PAGE: u32 = 4096;
 
 /// A server may be writing while this reads, so a first impression is looked at again.
 const LOOKS: usize = 3;
@@ -19,10 +20,9 @@ const LOOKS: usize = 3;
 pub(super) fn is_damaged(log: &Path) -> io::Result<bool> {
     for _ in 0..LOOKS {
         match look(log) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-            Ok(false) => return Ok(false),
-            Err(error) => return Err(error),
             Ok(true) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            other => return other,
         }
     }
     Ok(true)
@@ -35,30 +35,44 @@ fn look(log: &Path) -> io::Result<bool> {
         return Ok(false);
     }
     // The lowest bit of the magic number says in which order the checksums take their bytes.
-    let mut sum = Checksum::new(header[3] & 1 == 1);
+    let magic = u32::from_be_bytes(part(&header[..4]));
+    let mut sum = Checksum::new(magic & 1 == 1);
     sum.add(&header[..24]);
-    let mut reads = sum.is(&header[24..]);
-    let mut salts: Option<[u8; 8]> = reads.then(|| part(&header[16..24]));
-    let page = match u32::from_be_bytes(part(&header[8..12])) as usize {
-        page if reads && page.is_power_of_two() => page,
+    let mut reads = magic & !1 == MAGIC && sum.is(&header[24..]);
+    // A header is synced before any frame is written: one that does not read is damaged.
+    let salts: Option<[u8; 8]> = reads.then(|| part(&header[16..24]));
+    let page = match u32::from_be_bytes(part(&header[8..12])) {
+        page @ 512..=65536 if reads && page.is_power_of_two() => page,
         _ => PAGE,
     };
+    if !reads {
+        sum = Checksum::new(cfg!(target_endian = "big"));
+    }
 
-    let mut frame = vec![0; FRAME_HEADER + page];
-    let mut unread_commit = false;
+    let mut frame = [0; FRAME_HEADER];
+    let mut content = vec![0; page as usize];
+    let mut after_commit = false;
+    // What a transaction that was rolled back has left does not add up with the commit that was
+    // written over its beginning, and so accuses nobody.
     while fills(&mut log, &mut frame)? {
-        let frame_salts = part(&frame[8..16]);
-        if *salts.get_or_insert(frame_salts) != frame_salts {
-            break; // what an earlier round of the log has left
+        if salts.is_some_and(|salts| salts != frame[8..16]) {
+            reads = false; // what an earlier round of the log has left, or damage
+            log.seek_relative(page.into())?;
+        } else {
+            if !fills(&mut log, &mut content)? {
+                break;
+            }
+            sum.add(&frame[..8]);
+            sum.add(&content);
+            let follows = sum.is(&frame[16..24]);
+            if follows && after_commit && !reads {
+                return Ok(true);
+            }
+            reads &= follows;
         }
-        if unread_commit {
-            return Ok(true);
-        }
-        sum.add(&frame[..8]);
-        sum.add(&frame[FRAME_HEADER..]);
-        reads &= sum.is(&frame[16..24]);
-        let commits = frame[4..8] != [0; 4];
-        unread_commit = !reads && commits;
+        // What the frame says of itself, damaged or not, is what the next one was summed up from.
+        sum.sums = [16, 20].map(|at| u32::from_be_bytes(part(&frame[at..at + 4])));
+        after_commit = frame[4..8] != [0; 4];
     }
     Ok(false)
 }

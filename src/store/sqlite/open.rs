@@ -1,6 +1,6 @@
 //! Getting to a usable connection: the lock, the file and its directory entry, the pragmas, the
 //! schema. Every pragma that durability rests on is read back, and none of this takes longer on a
-//! larger store.
+//! larger store; only the log is read whole.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -43,6 +43,7 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
     let mut connection = connect(path)?;
     let lock = take_lock(path)?;
     upgrade(&mut connection, path)?;
+    sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
         Ok(true) => Ok((connection, lock)),
         Ok(false) => Err(OpenError::Held(path.display().to_string())),
@@ -60,6 +61,7 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
         let _lock = take_lock(path)?;
         upgrade(&mut connection, path)?;
     }
+    sync_names(path)?;
     Ok(connection)
 }
 
@@ -72,7 +74,7 @@ pub(super) fn create(path: &Path) -> Result<(), OpenError> {
         .mode(0o600)
         .open(path)
     {
-        Ok(_) => sync_directory_of(path).map_err(failed_to("sync the directory of", path)),
+        Ok(_) => sync_names(path),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(failed_to("create", path)(error)),
     }
@@ -84,6 +86,17 @@ pub(super) fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, ru
         let busy: bool = row.get(0)?;
         Ok(!busy)
     })
+}
+
+/// Makes the names of the database and of its log survive a power cut. SQLite syncs the directory of a new
+/// log too, but does not look at the result.
+fn sync_names(path: &Path) -> Result<(), OpenError> {
+    sync_directory_of(&real(path)?).map_err(failed_to("sync the directory of", path))
+}
+
+/// The file itself, whatever way leads to it: SQLite keeps its log beside that.
+fn real(path: &Path) -> Result<PathBuf, OpenError> {
+    path.canonicalize().map_err(failed_to("find", path))
 }
 
 /// Makes the entry of this file in its directory survive a power cut.
@@ -103,8 +116,7 @@ pub(super) fn beside(database: &Path, suffix: &str) -> PathBuf {
 }
 
 fn take_lock(path: &Path) -> Result<Lock, OpenError> {
-    // One file, one lock, whatever way leads to it.
-    let path = &path.canonicalize().map_err(failed_to("find", path))?;
+    let path = &real(path)?;
     let lock_path = beside(path, "-lock");
     let mut file = OpenOptions::new()
         .read(true)
@@ -148,11 +160,7 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
 }
 
 fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
-    // SQLite finds its log beside the file itself, not beside a link to it.
-    let log = beside(
-        &path.canonicalize().map_err(failed_to("find", path))?,
-        "-wal",
-    );
+    let log = beside(&real(path)?, "-wal");
     if log::is_damaged(&log).map_err(failed_to("read", &log))? {
         return Err(OpenError::LogDamaged(log.display().to_string()));
     }
@@ -179,8 +187,6 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     ] {
         set_and_read_back(&connection, pragma, expected, path)?;
     }
-    // The log may be new. SQLite syncs its directory too, but does not look at the result.
-    sync_directory_of(path).map_err(failed_to("sync the directory of", path))?;
     Ok(connection)
 }
 

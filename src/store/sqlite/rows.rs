@@ -9,8 +9,11 @@ use rusqlite::{Error, Row};
 use crate::store::contract::{TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
-/// What `plant` reads, in this order.
-pub(super) const PLANT_COLUMNS: &str = "id, name, tag, added_at, added_by, checksum";
+/// What `plant` reads.
+pub(super) const SELECT_PLANTS: &str =
+    "SELECT id, name, tag, added_at, added_by, checksum FROM plants";
+pub(super) const SELECT_PLANT: &str =
+    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id = ?1";
 
 /// Everything of a plant that is stored, as it is stored.
 #[derive(Clone, Copy)]

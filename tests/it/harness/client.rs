@@ -1,12 +1,12 @@
 //! A client that sends what it is told to, byte by byte, and reads one answer at a time.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::PATIENCE;
+use super::{HANG, PATIENCE};
 
 /// One connection.
 pub struct Client {
@@ -82,13 +82,11 @@ impl Client {
 
     /// The next answer, or none if the server hangs up instead.
     pub fn try_answer(&mut self) -> Option<Answer> {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).ok()?;
+        let line = self.line()?;
         let status = line.split(' ').nth(1)?.parse().expect("a status");
         let mut headers = Vec::new();
         loop {
-            let mut line = String::new();
-            self.stream.read_line(&mut line).ok()?;
+            let line = self.line()?;
             let Some((name, value)) = line.trim_end().split_once(": ") else {
                 assert_eq!(line, "\r\n", "a head that breaks off");
                 break;
@@ -116,6 +114,19 @@ impl Client {
         Some(answer)
     }
 
+    /// The next line; none if the server hangs up. That it stays silent is another matter.
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Ok(_) => Some(line),
+            Err(error) => {
+                let silent = [ErrorKind::WouldBlock, ErrorKind::TimedOut];
+                assert!(!silent.contains(&error.kind()), "{HANG}: an answer");
+                None
+            }
+        }
+    }
+
     /// Whether nothing arrives, and nobody hangs up, for so long.
     pub fn is_silent_for(&mut self, time: Duration) -> bool {
         let stream = self.stream.get_ref();
@@ -129,7 +140,7 @@ impl Client {
     pub fn is_closed(&mut self) -> bool {
         match self.stream.read(&mut [0]) {
             Ok(bytes) => bytes == 0,
-            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+            Err(error) => error.kind() == ErrorKind::ConnectionReset,
         }
     }
 }

@@ -22,6 +22,9 @@ pub use client::{Answer, Client, add_request};
 /// Far longer than anything takes: a wait that ends here is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What the panic of such a wait says.
+pub const HANG: &str = "waited in vain";
+
 /// Names another binary than the one that was built with the tests: one that is broken on purpose.
 pub const BINARY_UNDER_TEST: &str = "BINARY_UNDER_TEST";
 
@@ -44,8 +47,19 @@ pub fn plantstore(directory: &Path) -> Command {
 
 /// Runs a command of the binary to its end.
 pub fn run(directory: &Path, arguments: &[&str]) -> Output {
-    let output = plantstore(directory).args(arguments).output();
-    output.expect("the binary runs")
+    let mut command = plantstore(directory);
+    command.args(arguments);
+    let pipes = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = pipes.spawn().expect("the binary runs");
+    let pid = child.id();
+    let (sender, output) = channel();
+    thread::spawn(move || sender.send(child.wait_with_output()));
+    let Ok(output) = output.recv_timeout(PATIENCE) else {
+        let kill = ["-KILL", &pid.to_string()];
+        let _ = Command::new("kill").args(kill).status();
+        panic!("{HANG}: {arguments:?} ends");
+    };
+    output.expect("its output")
 }
 
 /// Runs a command that must go well; gives its standard output.
@@ -60,7 +74,7 @@ pub fn run_ok(directory: &Path, arguments: &[&str]) -> String {
 pub fn wait_until(what: &str, mut fact: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !fact() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
+        assert!(Instant::now() < end, "{HANG}: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
