@@ -1,0 +1,324 @@
+//! The load generator: one thread, non-blocking, HTTP/1.1 with keep-alive, one request at a time on a connection.
+//!
+//! In the closed loop a connection sends as soon as it was answered. In the open loop (`--rate`) requests have a
+//! time at which they should be sent, and latency counts from then, however late a connection came free.
+//! Prints one line of JSON.
+
+mod requests;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Parser;
+use hdrhistogram::Histogram;
+use mio::net::TcpStream;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
+};
+use serde_json::json;
+
+use crate::requests::Requests;
+
+const TIMER: Token = Token(usize::MAX);
+
+/// How long a server may stay silent before the rest is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Parser)]
+#[command(about = "Sends plants over HTTP and measures how long the answers take")]
+struct Settings {
+    #[arg(long)]
+    address: SocketAddr,
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// Send for this long
+    #[arg(long, required_unless_present = "requests")]
+    seconds: Option<f64>,
+    /// Send this many
+    #[arg(long)]
+    requests: Option<u64>,
+    /// Open loop: this many a second, whatever the server does
+    #[arg(long)]
+    rate: Option<f64>,
+    /// The first id; with --random, where to begin in the sequence of random ids
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Ids in no order, and none of them twice
+    #[arg(long)]
+    random: bool,
+    #[arg(long, default_value = "POST")]
+    method: String,
+    #[arg(long, default_value = "/plants")]
+    path: String,
+    /// "Name: value", any number of times
+    #[arg(long)]
+    header: Vec<String>,
+    /// A body with @id and @name in it; several are used in turn
+    #[arg(long, required = true)]
+    body: Vec<String>,
+    /// The status of a good answer
+    #[arg(long, default_value_t = 200)]
+    expect: u16,
+}
+
+fn main() -> anyhow::Result<()> {
+    let settings = Settings::parse();
+    let mut load = Load::connect(&settings)?;
+    let cpu_before = cpu_time();
+    load.run()?;
+    let cpu = cpu_time().saturating_sub(cpu_before);
+    let us = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e6;
+    let result = json!({
+        "requests": load.sent,
+        "good": load.statuses.get(&settings.expect).copied().unwrap_or(0),
+        "statuses": load.statuses,
+        "closed": load.closed,
+        "unanswered": load.in_flight(),
+        "seconds": (load.last_answer - load.start).as_secs_f64(),
+        "p50_us": us(load.latencies.value_at_quantile(0.5)),
+        "p99_us": us(load.latencies.value_at_quantile(0.99)),
+        "p999_us": us(load.latencies.value_at_quantile(0.999)),
+        "max_us": us(load.latencies.max()),
+        "cpu_seconds": cpu.as_secs_f64(),
+    });
+    println!("{result}");
+    Ok(())
+}
+
+struct Load {
+    poll: Poll,
+    connections: Vec<Connection>,
+    /// Those that wait for nothing.
+    idle: Vec<usize>,
+    requests: Requests,
+    expect: u16,
+
+    start: Instant,
+    end: Option<Instant>,
+    requests_max: u64,
+    /// Open loop: nanoseconds from a request to the next, and what wakes us up for it.
+    pace: Option<(u64, File)>,
+
+    sent: u64,
+    last_answer: Instant,
+    latencies: Histogram<u64>,
+    statuses: BTreeMap<u16, u64>,
+    closed: usize,
+}
+
+struct Connection {
+    stream: TcpStream,
+    input: Vec<u8>,
+    due: Instant,
+    open: bool,
+}
+
+impl Load {
+    fn connect(settings: &Settings) -> anyhow::Result<Self> {
+        let poll = Poll::new()?;
+        let mut connections = Vec::with_capacity(settings.connections);
+        for index in 0..settings.connections {
+            connections.push(Connection::open(settings.address, &poll, Token(index))?);
+        }
+        let pace = settings.rate.map(|rate| wake_up_at(rate, &poll));
+        let start = Instant::now();
+        Ok(Self {
+            poll,
+            idle: (0..connections.len()).rev().collect(),
+            connections,
+            requests: Requests::new(settings),
+            expect: settings.expect,
+            start,
+            end: settings
+                .seconds
+                .map(|seconds| start + Duration::from_secs_f64(seconds)),
+            requests_max: settings.requests.unwrap_or(u64::MAX),
+            pace: pace.transpose()?,
+            sent: 0,
+            last_answer: start,
+            latencies: Histogram::new_with_bounds(1, 120_000_000_000, 3)?,
+            statuses: BTreeMap::new(),
+            closed: 0,
+        })
+    }
+
+    fn run(&mut self) -> anyhow::Result<()> {
+        let mut events = Events::with_capacity(1024);
+        loop {
+            let now = Instant::now();
+            self.send_what_is_due(now);
+            let nothing_to_send = self.next_due(now).is_none() || self.is_lost();
+            if nothing_to_send && self.in_flight() == 0 {
+                return Ok(());
+            }
+            if now > self.last_answer + PATIENCE {
+                return Ok(());
+            }
+            match self.poll.poll(&mut events, Some(Duration::from_secs(1))) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                result => result.context("wait for answers")?,
+            }
+            for event in &events {
+                match (event.token(), &mut self.pace) {
+                    // A timer that is not read does not tick again.
+                    (TIMER, Some((_, timer))) => drop(timer.read(&mut [0; 8])),
+                    (Token(index), _) => self.receive(index)?,
+                }
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.connections.len() - self.idle.len() - self.closed
+    }
+
+    fn is_lost(&self) -> bool {
+        self.closed == self.connections.len()
+    }
+
+    /// When the next request should be sent. None when all have been.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let due = match &self.pace {
+            Some((interval_ns, _)) => self.start + Duration::from_nanos(interval_ns * self.sent),
+            None => now,
+        };
+        let more = self.sent < self.requests_max && self.end.is_none_or(|end| due < end);
+        more.then_some(due)
+    }
+
+    fn send_what_is_due(&mut self, now: Instant) {
+        while let Some(due) = self.next_due(now).filter(|due| *due <= now)
+            && let Some(index) = self.idle.pop()
+        {
+            let request = self.requests.make(self.sent);
+            let connection = &mut self.connections[index];
+            connection.due = due;
+            self.sent += 1;
+            // A request is small, and the connection is empty: it is taken whole, or the connection is no use.
+            match connection.stream.write(request) {
+                Ok(len) if len == request.len() => {}
+                _ => self.retire(index),
+            }
+        }
+    }
+
+    fn receive(&mut self, index: usize) -> anyhow::Result<()> {
+        let connection = &mut self.connections[index];
+        match connection.receive() {
+            Ok(None) => {}
+            Ok(Some(status)) => {
+                let now = Instant::now();
+                let seen = self.statuses.entry(status).or_default();
+                *seen += 1;
+                if status == self.expect {
+                    let latency = u64::try_from((now - connection.due).as_nanos())?;
+                    self.latencies.saturating_record(latency);
+                } else if *seen == 1 {
+                    eprintln!("{}", String::from_utf8_lossy(&connection.input));
+                }
+                connection.input.clear();
+                self.last_answer = now;
+                self.idle.push(index);
+                self.send_what_is_due(now);
+            }
+            Err(error) => {
+                eprintln!("connection {index}: {error}");
+                self.retire(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the server closed is not opened again: it shows in the result.
+    fn retire(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if connection.open {
+            connection.open = false;
+            self.closed += 1;
+            self.idle.retain(|idle| *idle != index);
+        }
+    }
+}
+
+impl Connection {
+    fn open(address: SocketAddr, poll: &Poll, token: Token) -> anyhow::Result<Self> {
+        // One after the other, so that no server's backlog overflows.
+        let stream = std::net::TcpStream::connect(address).context("connect")?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let mut stream = TcpStream::from_std(stream);
+        poll.registry()
+            .register(&mut stream, token, Interest::READABLE)?;
+        Ok(Self {
+            stream,
+            input: Vec::with_capacity(4096),
+            due: Instant::now(),
+            open: true,
+        })
+    }
+
+    /// The status of the answer, once all of it is there.
+    fn receive(&mut self) -> io::Result<Option<u16>> {
+        let mut buffer = [0; 4096];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(len) => self.input.extend_from_slice(&buffer[..len]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+            if let Some(status) = whole_answer(&self.input) {
+                return Ok(Some(status));
+            }
+        }
+    }
+}
+
+/// The status of an answer that has arrived whole.
+fn whole_answer(input: &[u8]) -> Option<u16> {
+    let head_len = 4 + input.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
+    let (head, body) = input.split_at(head_len);
+    let status = std::str::from_utf8(head.get(9..12)?).ok()?.parse().ok()?;
+    let header = |name: &str| {
+        let mut lines = head.split(|byte| *byte == b'\n');
+        let line = lines.find(|line| {
+            line.get(..name.len())
+                .is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
+        })?;
+        std::str::from_utf8(&line[name.len()..]).ok()
+    };
+    let whole = match header("content-length:") {
+        Some(len) => body.len() >= len.trim().parse().ok()?,
+        None if header("transfer-encoding:").is_some() => body.ends_with(b"0\r\n\r\n"),
+        None => true,
+    };
+    whole.then_some(status)
+}
+
+/// A timer that ticks at this rate. The time limit of a poll has only milliseconds, so it could not keep it.
+fn wake_up_at(rate: f64, poll: &Poll) -> anyhow::Result<(u64, File)> {
+    let interval = Duration::from_secs_f64(1.0 / rate);
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK)?;
+    let tick = Timespec::try_from(interval)?;
+    let ticks = Itimerspec {
+        it_interval: tick,
+        it_value: tick,
+    };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &ticks)?;
+    poll.registry()
+        .register(&mut SourceFd(&timer.as_raw_fd()), TIMER, Interest::READABLE)?;
+    Ok((u64::try_from(interval.as_nanos())?, File::from(timer)))
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).expect("CPU time is not negative")
+}
