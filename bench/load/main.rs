@@ -2,7 +2,7 @@
 //!
 //! In the closed loop a connection sends as soon as it was answered. In the open loop (`--rate`) requests have a
 //! time at which they should be sent, and latency counts from then, however late a connection came free.
-//! Prints one line of JSON.
+//! Before the clock starts every connection has had one answer. Prints one line of JSON.
 
 mod requests;
 
@@ -72,13 +72,20 @@ struct Settings {
 fn main() -> anyhow::Result<()> {
     let settings = Settings::parse();
     let mut load = Load::connect(&settings)?;
+    load.run()?;
+    let warm_requests = load.sent;
+    let warm_good = load.good();
+
+    load.start_the_clock(&settings)?;
     let cpu_before = cpu_time();
     load.run()?;
     let cpu = cpu_time().saturating_sub(cpu_before);
     let us = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e6;
     let result = json!({
-        "requests": load.sent,
-        "good": load.statuses.get(&settings.expect).copied().unwrap_or(0),
+        "warm_requests": warm_requests,
+        "warm_good": warm_good,
+        "requests": load.sent - warm_requests,
+        "good": load.good(),
         "statuses": load.statuses,
         "closed": load.closed,
         "unanswered": load.in_flight(),
@@ -103,7 +110,9 @@ struct Load {
 
     start: Instant,
     end: Option<Instant>,
-    requests_max: u64,
+    /// How many had been sent at the start, and how many there are to be at the end.
+    sent_before: u64,
+    sent_max: u64,
     /// Open loop: nanoseconds from a request to the next, and what wakes us up for it.
     pace: Option<(u64, File)>,
 
@@ -128,26 +137,45 @@ impl Load {
         for index in 0..settings.connections {
             connections.push(Connection::open(settings.address, &poll, Token(index))?);
         }
-        let pace = settings.rate.map(|rate| wake_up_at(rate, &poll));
         let start = Instant::now();
         Ok(Self {
             poll,
             idle: (0..connections.len()).rev().collect(),
-            connections,
             requests: Requests::new(settings),
             expect: settings.expect,
             start,
-            end: settings
-                .seconds
-                .map(|seconds| start + Duration::from_secs_f64(seconds)),
-            requests_max: settings.requests.unwrap_or(u64::MAX),
-            pace: pace.transpose()?,
+            end: None,
+            sent_before: 0,
+            sent_max: connections.len() as u64,
+            pace: None,
             sent: 0,
             last_answer: start,
             latencies: Histogram::new_with_bounds(1, 120_000_000_000, 3)?,
             statuses: BTreeMap::new(),
             closed: 0,
+            connections,
         })
+    }
+
+    /// Forgets what was seen so far and takes up what was asked for.
+    fn start_the_clock(&mut self, settings: &Settings) -> anyhow::Result<()> {
+        self.latencies.reset();
+        self.statuses.clear();
+        self.sent_before = self.sent;
+        let requests = settings.requests.unwrap_or(u64::MAX);
+        self.sent_max = self.sent.saturating_add(requests);
+        if let Some(rate) = settings.rate {
+            self.pace = Some(wake_up_at(rate, &self.poll)?);
+        }
+        self.start = Instant::now();
+        self.last_answer = self.start;
+        let seconds = settings.seconds.map(Duration::from_secs_f64);
+        self.end = seconds.map(|seconds| self.start + seconds);
+        Ok(())
+    }
+
+    fn good(&self) -> u64 {
+        self.statuses.get(&self.expect).copied().unwrap_or(0)
     }
 
     fn run(&mut self) -> anyhow::Result<()> {
@@ -187,10 +215,13 @@ impl Load {
     /// When the next request should be sent. None when all have been.
     fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = match &self.pace {
-            Some((interval_ns, _)) => self.start + Duration::from_nanos(interval_ns * self.sent),
+            Some((interval_ns, _)) => {
+                let number = self.sent - self.sent_before;
+                self.start + Duration::from_nanos(interval_ns * number)
+            }
             None => now,
         };
-        let more = self.sent < self.requests_max && self.end.is_none_or(|end| due < end);
+        let more = self.sent < self.sent_max && self.end.is_none_or(|end| due < end);
         more.then_some(due)
     }
 
