@@ -5,9 +5,11 @@ import os
 import pathlib
 import pwd
 import resource
+import signal
 import socket
 import statistics
 import subprocess
+import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -23,8 +25,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def allow_many_files():
-    """A connection is a file on both sides; what is started from here inherits the limit."""
+def get_ready():
+    """Whatever ends the run also ends what it started. And a connection is a file on both sides: a limit to be inherited."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -226,8 +226,8 @@ class Growth:
         print("\n" + self.main_table() + "\n\n" + verdicts)
         method = (
             f"A store is filled through the service, over {self.connections} connections. At each size the server is killed and "
-            "started again, with a warm page cache, and then measured while it takes 20,000 more. A *small store* is a fresh one of "
-            f"10,000 plants, measured in turn with the large one. Medians of {self.rounds}."
+            "started again, with a warm page cache, and then measured while it takes 20,000 more. A *small store* is a fresh one "
+            f"of 10,000 plants, measured in turn with the large one. Medians of {self.rounds}."
         )
         picture = "![adds a second, p99, memory and start over plants](growth.svg)"
         parts = ["## As the store grows", provenance(), method, verdicts, self.main_table(), picture]

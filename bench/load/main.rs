@@ -4,11 +4,12 @@
 //! time at which they should be sent, and latency counts from then, however late a connection came free.
 //! Before the clock starts every connection has had one answer. Prints one line of JSON.
 
+mod connection;
 mod requests;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -16,7 +17,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use hdrhistogram::Histogram;
-use mio::net::TcpStream;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rustix::time::{
@@ -25,6 +25,7 @@ use rustix::time::{
 };
 use serde_json::json;
 
+use crate::connection::Connection;
 use crate::requests::Requests;
 
 const TIMER: Token = Token(usize::MAX);
@@ -121,13 +122,6 @@ struct Load {
     latencies: Histogram<u64>,
     statuses: BTreeMap<u16, u64>,
     closed: usize,
-}
-
-struct Connection {
-    stream: TcpStream,
-    input: Vec<u8>,
-    due: Instant,
-    open: bool,
 }
 
 impl Load {
@@ -277,61 +271,6 @@ impl Load {
             self.idle.retain(|idle| *idle != index);
         }
     }
-}
-
-impl Connection {
-    fn open(address: SocketAddr, poll: &Poll, token: Token) -> anyhow::Result<Self> {
-        // One after the other, so that no server's backlog overflows.
-        let stream = std::net::TcpStream::connect(address).context("connect")?;
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        let mut stream = TcpStream::from_std(stream);
-        poll.registry()
-            .register(&mut stream, token, Interest::READABLE)?;
-        Ok(Self {
-            stream,
-            input: Vec::with_capacity(4096),
-            due: Instant::now(),
-            open: true,
-        })
-    }
-
-    /// The status of the answer, once all of it is there.
-    fn receive(&mut self) -> io::Result<Option<u16>> {
-        let mut buffer = [0; 4096];
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(len) => self.input.extend_from_slice(&buffer[..len]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(error),
-            }
-            if let Some(status) = whole_answer(&self.input) {
-                return Ok(Some(status));
-            }
-        }
-    }
-}
-
-/// The status of an answer that has arrived whole.
-fn whole_answer(input: &[u8]) -> Option<u16> {
-    let head_len = 4 + input.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
-    let (head, body) = input.split_at(head_len);
-    let status = std::str::from_utf8(head.get(9..12)?).ok()?.parse().ok()?;
-    let header = |name: &str| {
-        let mut lines = head.split(|byte| *byte == b'\n');
-        let line = lines.find(|line| {
-            line.get(..name.len())
-                .is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
-        })?;
-        std::str::from_utf8(&line[name.len()..]).ok()
-    };
-    let whole = match header("content-length:") {
-        Some(len) => body.len() >= len.trim().parse().ok()?,
-        None if header("transfer-encoding:").is_some() => body.ends_with(b"0\r\n\r\n"),
-        None => true,
-    };
-    whole.then_some(status)
 }
 
 /// A timer that ticks at this rate. The time limit of a poll has only milliseconds, so it could not keep it.
