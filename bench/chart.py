@@ -5,7 +5,8 @@ from html import escape
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 56, 48
-COLOURS = ["#2f9e44", "#868e96", "#e8590c", "#f08c00", "#7048e8", "#1c7ed6", "#22b8cf", "#d6336c", "#846358"]
+GREY = "#868e96"
+COLOURS = ["#2f9e44", "#e8590c", "#f08c00", "#7048e8", "#1c7ed6", "#22b8cf", "#d6336c", "#846358"]
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #343a40 }
   .title { font-size: 15px; font-weight: 600 }
@@ -44,8 +45,9 @@ def panel(title, unit, x_title, x_labels, series, logarithmic=False):
         parts.append(text(x(index), HEIGHT - BOTTOM + 20, label, anchor="middle"))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_title, "quiet", "middle"))
 
-    names = []
-    for (name, values, kind), colour in zip(series, COLOURS, strict=False):
+    names, colours = [], iter(COLOURS)
+    for name, values, kind in series:
+        colour = GREY if kind == "floor" else next(colours)
         points = [(x(index), y(value)) for index, value in enumerate(values) if value]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         parts.append(f'<polyline class="line {kind}" stroke="{colour}" points="{path}"/>')
