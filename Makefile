@@ -5,7 +5,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 
-.PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench clean
+.PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench bench-growth bench-build clean
 
 test: setup check deny it faults-share schemathesis
 	@echo "all is well"
@@ -57,11 +57,18 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# How much of the floor's throughput is left when every plant is on disk before its answer.
-bench:
-	@scripts/install-missing wrk python3
-	$(CARGO) build --release --locked --example floor --bins
+# Beside others and beside the floor, into docs/performance.md: about a quarter of an hour. ROUNDS and SECONDS_A_ROUND shorten it.
+bench: bench-build
 	bench/run
+
+# The store as it grows to ten million plants, into the same page: about an hour. PLANTS_MAX shortens it.
+bench-growth: bench-build
+	bench/growth
+
+# The binary for itself, so that it is built as it is released.
+bench-build: build
+	@scripts/install-missing python3
+	$(CARGO) build --release --locked --example floor --example load
 
 clean:
 	$(CARGO) clean

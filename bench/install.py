@@ -1,0 +1,50 @@
+"""Getting the peers: from Debian, npm and PyPI, to where git does not look."""
+
+import subprocess
+import sys
+
+from measure import ROOT, TARGET
+
+PEERS = ROOT / "bench" / "peers"
+INSTALLED = TARGET / "bench"
+
+
+class CannotRun(Exception):
+    """A contender that is left out, with the reason."""
+
+
+def from_debian(*packages):
+    run_installer([ROOT / "scripts" / "install-missing", *packages])
+
+
+def from_npm(peer):
+    """Installs what the package.json of a peer names, exactly that."""
+    wanted = (PEERS / peer / "package.json").read_text()
+    directory = INSTALLED / peer
+    directory.mkdir(parents=True, exist_ok=True)
+    done = directory / "installed.json"
+    if done.exists() and done.read_text() == wanted:
+        return
+    (directory / "package.json").write_text(wanted)
+    run_installer(["npm", "install", "--prefix", directory, "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"])
+    done.write_text(wanted)
+
+
+def run_installer(command):
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    except OSError as error:
+        raise CannotRun(str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        raise CannotRun("installing took too long") from error
+    if done.returncode != 0:
+        raise CannotRun((done.stderr or done.stdout).strip()[-300:])
+
+
+def from_pypi(peer):
+    """Installs what the requirements.txt of a peer names, into an environment of its own."""
+    venv = INSTALLED / peer
+    if not (venv / "bin" / "python").exists():
+        run_installer([sys.executable, "-m", "venv", venv])
+    requirements = PEERS / peer / "requirements.txt"
+    run_installer([venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--requirement", requirements])

@@ -1,0 +1,294 @@
+//! The load generator: one thread, non-blocking, HTTP/1.1 with keep-alive, one request at a time on a connection.
+//!
+//! In the closed loop a connection sends as soon as it was answered. In the open loop (`--rate`) requests have a
+//! time at which they should be sent, and latency counts from then, however late a connection came free.
+//! Before the clock starts every connection has had one answer. Prints one line of JSON.
+
+mod connection;
+mod requests;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Parser;
+use hdrhistogram::Histogram;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
+};
+use serde_json::json;
+
+use crate::connection::Connection;
+use crate::requests::Requests;
+
+const TIMER: Token = Token(usize::MAX);
+
+/// How long a server may stay silent before the rest is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Parser)]
+#[command(about = "Sends plants over HTTP and measures how long the answers take")]
+struct Settings {
+    #[arg(long)]
+    address: SocketAddr,
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// Send for this long
+    #[arg(long, required_unless_present = "requests")]
+    seconds: Option<f64>,
+    /// Send this many
+    #[arg(long)]
+    requests: Option<u64>,
+    /// Open loop: this many a second, whatever the server does
+    #[arg(long)]
+    rate: Option<f64>,
+    /// The first id; with --random, where to begin in the sequence of random ids
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Ids in no order, and none of them twice
+    #[arg(long)]
+    random: bool,
+    #[arg(long, default_value = "POST")]
+    method: String,
+    #[arg(long, default_value = "/plants")]
+    path: String,
+    /// "Name: value", any number of times
+    #[arg(long)]
+    header: Vec<String>,
+    /// A body with @id and @name in it; several are used in turn
+    #[arg(long, required = true)]
+    body: Vec<String>,
+    /// The status of a good answer
+    #[arg(long, default_value_t = 200)]
+    expect: u16,
+}
+
+fn main() -> anyhow::Result<()> {
+    let settings = Settings::parse();
+    let mut load = Load::connect(&settings)?;
+    load.run()?;
+    let warm_requests = load.sent;
+    let warm_good = load.good();
+
+    load.start_the_clock(&settings)?;
+    let cpu_before = cpu_time();
+    load.run()?;
+    let cpu = cpu_time().saturating_sub(cpu_before);
+    let us = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e6;
+    let result = json!({
+        "warm_requests": warm_requests,
+        "warm_good": warm_good,
+        "requests": load.sent - warm_requests,
+        "good": load.good(),
+        "statuses": load.statuses,
+        "closed": load.closed,
+        "unanswered": load.in_flight(),
+        "seconds": (load.last_answer - load.start).as_secs_f64(),
+        "p50_us": us(load.latencies.value_at_quantile(0.5)),
+        "p99_us": us(load.latencies.value_at_quantile(0.99)),
+        "p999_us": us(load.latencies.value_at_quantile(0.999)),
+        "max_us": us(load.latencies.max()),
+        "cpu_seconds": cpu.as_secs_f64(),
+    });
+    println!("{result}");
+    Ok(())
+}
+
+struct Load {
+    poll: Poll,
+    connections: Vec<Connection>,
+    /// Those that wait for nothing.
+    idle: Vec<usize>,
+    requests: Requests,
+    expect: u16,
+
+    start: Instant,
+    end: Option<Instant>,
+    /// How many had been sent at the start, and how many there are to be at the end.
+    sent_before: u64,
+    sent_max: u64,
+    /// Open loop: nanoseconds from a request to the next, and what wakes us up for it.
+    pace: Option<(u64, File)>,
+
+    sent: u64,
+    last_answer: Instant,
+    latencies: Histogram<u64>,
+    statuses: BTreeMap<u16, u64>,
+    closed: usize,
+}
+
+impl Load {
+    fn connect(settings: &Settings) -> anyhow::Result<Self> {
+        let poll = Poll::new()?;
+        let mut connections = Vec::with_capacity(settings.connections);
+        for index in 0..settings.connections {
+            connections.push(Connection::open(settings.address, &poll, Token(index))?);
+        }
+        let start = Instant::now();
+        Ok(Self {
+            poll,
+            idle: (0..connections.len()).rev().collect(),
+            requests: Requests::new(settings),
+            expect: settings.expect,
+            start,
+            end: None,
+            sent_before: 0,
+            sent_max: connections.len() as u64,
+            pace: None,
+            sent: 0,
+            last_answer: start,
+            latencies: Histogram::new_with_bounds(1, 120_000_000_000, 3)?,
+            statuses: BTreeMap::new(),
+            closed: 0,
+            connections,
+        })
+    }
+
+    /// Forgets what was seen so far and takes up what was asked for.
+    fn start_the_clock(&mut self, settings: &Settings) -> anyhow::Result<()> {
+        self.latencies.reset();
+        self.statuses.clear();
+        self.sent_before = self.sent;
+        let requests = settings.requests.unwrap_or(u64::MAX);
+        self.sent_max = self.sent.saturating_add(requests);
+        if let Some(rate) = settings.rate {
+            self.pace = Some(wake_up_at(rate, &self.poll)?);
+        }
+        self.start = Instant::now();
+        self.last_answer = self.start;
+        let seconds = settings.seconds.map(Duration::from_secs_f64);
+        self.end = seconds.map(|seconds| self.start + seconds);
+        Ok(())
+    }
+
+    fn good(&self) -> u64 {
+        self.statuses.get(&self.expect).copied().unwrap_or(0)
+    }
+
+    fn run(&mut self) -> anyhow::Result<()> {
+        let mut events = Events::with_capacity(1024);
+        loop {
+            let now = Instant::now();
+            self.send_what_is_due(now);
+            let nothing_to_send = self.next_due(now).is_none() || self.is_lost();
+            if nothing_to_send && self.in_flight() == 0 {
+                return Ok(());
+            }
+            if now > self.last_answer + PATIENCE {
+                return Ok(());
+            }
+            match self.poll.poll(&mut events, Some(Duration::from_secs(1))) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                result => result.context("wait for answers")?,
+            }
+            for event in &events {
+                match (event.token(), &mut self.pace) {
+                    // A timer that is not read does not tick again.
+                    (TIMER, Some((_, timer))) => drop(timer.read(&mut [0; 8])),
+                    (Token(index), _) => self.receive(index)?,
+                }
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.connections.len() - self.idle.len() - self.closed
+    }
+
+    fn is_lost(&self) -> bool {
+        self.closed == self.connections.len()
+    }
+
+    /// When the next request should be sent. None when all have been.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let due = match &self.pace {
+            Some((interval_ns, _)) => {
+                let number = self.sent - self.sent_before;
+                self.start + Duration::from_nanos(interval_ns * number)
+            }
+            None => now,
+        };
+        let more = self.sent < self.sent_max && self.end.is_none_or(|end| due < end);
+        more.then_some(due)
+    }
+
+    fn send_what_is_due(&mut self, now: Instant) {
+        while let Some(due) = self.next_due(now).filter(|due| *due <= now)
+            && let Some(index) = self.idle.pop()
+        {
+            let request = self.requests.make(self.sent);
+            let connection = &mut self.connections[index];
+            connection.due = due;
+            self.sent += 1;
+            // A request is small, and the connection is empty: it is taken whole, or the connection is no use.
+            match connection.stream.write(request) {
+                Ok(len) if len == request.len() => {}
+                _ => self.retire(index),
+            }
+        }
+    }
+
+    fn receive(&mut self, index: usize) -> anyhow::Result<()> {
+        let connection = &mut self.connections[index];
+        match connection.receive() {
+            Ok(None) => {}
+            Ok(Some(status)) => {
+                let now = Instant::now();
+                let seen = self.statuses.entry(status).or_default();
+                *seen += 1;
+                if status == self.expect {
+                    let latency = u64::try_from((now - connection.due).as_nanos())?;
+                    self.latencies.saturating_record(latency);
+                } else if *seen == 1 {
+                    eprintln!("{}", String::from_utf8_lossy(&connection.input));
+                }
+                connection.input.clear();
+                self.last_answer = now;
+                self.idle.push(index);
+                self.send_what_is_due(now);
+            }
+            Err(error) => {
+                eprintln!("connection {index}: {error}");
+                self.retire(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the server closed is not opened again: it shows in the result.
+    fn retire(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if connection.open {
+            connection.open = false;
+            self.closed += 1;
+            self.idle.retain(|idle| *idle != index);
+        }
+    }
+}
+
+/// A timer that ticks at this rate. The time limit of a poll has only milliseconds, so it could not keep it.
+fn wake_up_at(rate: f64, poll: &Poll) -> anyhow::Result<(u64, File)> {
+    let interval = Duration::from_secs_f64(1.0 / rate);
+    let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK)?;
+    let tick = Timespec::try_from(interval)?;
+    let ticks = Itimerspec {
+        it_interval: tick,
+        it_value: tick,
+    };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &ticks)?;
+    poll.registry()
+        .register(&mut SourceFd(&timer.as_raw_fd()), TIMER, Interest::READABLE)?;
+    Ok((u64::try_from(interval.as_nanos())?, File::from(timer)))
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).expect("CPU time is not negative")
+}

@@ -1,0 +1,190 @@
+"""What is measured, and how: the load generator, the processes of a server, the disk, the machine."""
+
+import json
+import os
+import pathlib
+import pwd
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+RELEASE = TARGET / "release"
+TICKS = os.sysconf("SC_CLK_TCK")
+AS_NOBODY = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def get_ready():
+    """Whatever ends the run also ends what it started. And a connection is a file on both sides: a limit to be inherited."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def hand_over(path):
+    """Lets whoever runs the servers write here."""
+    if AS_NOBODY:
+        os.chown(path, pwd.getpwnam("nobody").pw_uid, AS_NOBODY["group"])
+
+
+def start_unprivileged(command, directory, **environment):
+    """Starts a server in `directory`, with its output in the file `log` there."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(directory), "LANG": "C.UTF-8", **environment}
+    with open(directory / "log", "a") as log:
+        return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log, **AS_NOBODY)
+
+
+def run_unprivileged(command, directory, timeout=120, **environment):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(directory), "LANG": "C.UTF-8", **environment}
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout, **AS_NOBODY
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{pathlib.Path(command[0]).name}: {(done.stderr or done.stdout).strip()[-500:]}")
+    return done.stdout
+
+
+def load(contender, connections, *, seconds=None, requests=None, rate=None, random=False):
+    """Drives a contender and returns what the load generator saw, and what the server used for it."""
+    command = [
+        RELEASE / "examples" / "load", "--address", contender.address, "--connections", str(connections),
+        "--path", contender.path, "--expect", str(contender.expect), "--first", str(contender.next_plant),
+        "--header", "Content-Type: application/json",
+    ]  # fmt: skip
+    for header in contender.headers():
+        command += ["--header", header]
+    for body in contender.bodies:
+        command += ["--body", body]
+    command += ["--seconds", str(seconds)] if seconds else ["--requests", str(requests)]
+    command += ["--rate", str(rate)] if rate else []
+    command += ["--random"] if random else []
+
+    # What others left to be written must not be written now.
+    os.sync()
+    reset_peak_memory(contender.pids())
+    cpu_before = cpu_seconds(contender.pids())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=(seconds or 3600) + 180, **AS_NOBODY)
+    if done.returncode != 0:
+        raise RuntimeError(f"load on {contender.name}: {done.stderr.strip()[-500:]}")
+    result = json.loads(done.stdout)
+    added = result["good"] + result["warm_good"]
+    contender.next_plant += result["requests"] + result["warm_requests"]
+    contender.added += added
+    server_cpu_per_1000 = (cpu_seconds(contender.pids()) - cpu_before) / max(added, 1) * 1000
+    generator_cpu_per_1000 = result["cpu_seconds"] / max(result["requests"], 1) * 1000
+    result.update(
+        connections=connections,
+        rate=result["good"] / result["seconds"] if result["good"] else 0,
+        wrong=result["requests"] + result["warm_requests"] - added,
+        cpu_per_1000=server_cpu_per_1000,
+        generator_of_core=result["cpu_seconds"] / max(result["seconds"], 1e-9),
+        generator_of_cpu=generator_cpu_per_1000 / max(generator_cpu_per_1000 + server_cpu_per_1000, 1e-9),
+        memory=peak_memory(contender.pids()),
+    )
+    if result["wrong"]:
+        complaint = f"{contender.name}, {connections} connections: {result['wrong']} of {result['requests']} went wrong"
+        print(f"  {complaint}: {result['statuses']} {done.stderr.strip()[:300]}", flush=True)
+    return result
+
+
+def family(pid):
+    """The pids of a process and of all that descend from it."""
+    children = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := stat_of(entry)):
+            children.setdefault(int(fields[1]), []).append(int(entry))
+    found = [pid]
+    for member in found:
+        found += children.get(member, [])
+    return found
+
+
+def stat_of(pid):
+    """The fields of /proc/PID/stat from the state on; none if the process is gone."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def cpu_seconds(pids):
+    """User and system time, with that of children that have ended and were waited for."""
+    stats = [fields for pid in pids if (fields := stat_of(pid))]
+    return sum(int(ticks) for fields in stats for ticks in fields[11:15]) / TICKS
+
+
+def reset_peak_memory(pids):
+    for pid in pids:
+        pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory(pids):
+    """Bytes. What processes share (PostgreSQL's buffers, say) is counted once, as far as it is still shared."""
+    if len(pids) == 1:
+        return kilobytes(pids[0], "status", "VmHWM") * 1024
+    shared = lambda pid: kilobytes(pid, "smaps_rollup", "Rss") - kilobytes(pid, "smaps_rollup", "Pss")
+    return sum(kilobytes(pid, "status", "VmHWM") - shared(pid) for pid in pids) * 1024
+
+
+def kilobytes(pid, file, name):
+    try:
+        lines = pathlib.Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(name + ":")), 0)
+
+
+def bytes_on_disk(directory, without=()):
+    """What a directory takes on the disk."""
+    total = 0
+    for parent, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if name not in without]
+        total += sum(os.lstat(pathlib.Path(parent, name)).st_blocks * 512 for name in files if name != "log")
+    return total
+
+
+def sync_us(directory, seconds):
+    """The median of one 4 KiB write and fdatasync, over and over in a file that has its size already."""
+    path, page, blocks = directory / "sync", os.urandom(4096), 1024
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.write(file, page * blocks)
+        os.fsync(file)
+        times, end = [], time.perf_counter() + seconds
+        while (begin := time.perf_counter()) < end:
+            os.pwrite(file, page, len(times) % blocks * 4096)
+            os.fdatasync(file)
+            times.append(time.perf_counter() - begin)
+    finally:
+        os.close(file)
+        path.unlink()
+    return statistics.median(times) * 1e6
+
+
+def machine():
+    """One line on what this was measured on."""
+    proc = pathlib.Path("/proc")
+    cpu = next(line for line in (proc / "cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    memory = int((proc / "meminfo").read_text().split()[1]) / 2**20
+    filesystem = run_text("findmnt", "--noheadings", "--output", "FSTYPE", "--target", str(TARGET))
+    return f"{os.cpu_count()} × {cpu.partition(':')[2].strip()}, {memory:.0f} GiB, {filesystem}, Linux {os.uname().release}"
+
+
+def commit():
+    changed = run_text("git", "status", "--porcelain", "--untracked-files=no", "--", ":!docs")
+    return run_text("git", "rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+
+
+def run_text(*command):
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,75 @@
+"""A PostgreSQL server for the contenders that need one."""
+
+import pathlib
+import signal
+import time
+
+import measure
+from install import CannotRun
+
+
+class Postgres:
+    """A PostgreSQL server that the contenders of a run share; only one of them is measured at a time."""
+
+    running = {}
+
+    def __init__(self, directory):
+        self.directory = directory / "postgresql"
+        self.directory.mkdir()
+        measure.hand_over(self.directory)
+        self.data = self.directory / "data"
+        self.process = None
+        self.users = 0
+
+    @classmethod
+    def borrow(cls, directory):
+        if directory not in cls.running:
+            cls.running[directory] = cls(directory)
+            cls.running[directory].start()
+        cls.running[directory].users += 1
+        return cls.running[directory]
+
+    def give_back(self):
+        """Stops with its last user."""
+        self.users -= 1
+        if self.users == 0:
+            self.stop()
+
+    @staticmethod
+    def program(name):
+        found = sorted(pathlib.Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
+        if not found:
+            raise CannotRun("PostgreSQL is not installed")
+        return found[-1]
+
+    def start(self):
+        """As it comes: fsync and synchronous_commit on. Only those who reach its socket, in our directory, get in."""
+        initdb = [self.program("initdb"), "--pgdata", self.data, "--username=postgres", "--auth=trust", "--encoding=UTF8"]
+        measure.run_unprivileged(initdb, self.directory)
+        settings = ["listen_addresses=", f"unix_socket_directories={self.directory}", "shared_buffers=1GB"]
+        command = [self.program("postgres"), "-D", self.data]
+        for setting in settings:
+            command += ["-c", setting]
+        self.process = measure.start_unprivileged(command, self.directory)
+        for _ in range(600):
+            try:
+                return self.sql("SELECT 1")
+            except RuntimeError:
+                time.sleep(0.05)
+        raise CannotRun("PostgreSQL does not start")
+
+    def sql(self, statement):
+        psql = [self.program("psql"), "--host", self.directory, "--username=postgres", "--no-psqlrc", "--no-align"]
+        command = [*psql, "--tuples-only", "--set=ON_ERROR_STOP=1", "--command", statement]
+        return measure.run_unprivileged(command, self.directory)
+
+    def stop(self):
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGINT)  # its fast shutdown
+        self.process.wait(timeout=120)
+        self.process = None
+        del self.running[self.directory.parent]
+
+    def pids(self):
+        return measure.family(self.process.pid)

@@ -1,0 +1,249 @@
+"""From results to tables, verdicts, a chart, and the page docs/performance.md."""
+
+import datetime
+import os
+import pathlib
+import re
+import statistics
+
+import chart
+import measure
+
+DOCS = pathlib.Path(os.environ.get("BENCH_DOCS", measure.ROOT / "docs"))
+MIB = 2**20
+INTRODUCTION = """# Performance
+
+`make bench` writes the first part of this page, `make bench-growth` the second. A timing means something beside another one
+from the same run, so read the ratios.
+"""
+METHOD = """Every server runs on the same machine as the load generator, as an unprivileged user, over loopback, with a fresh store
+on the same disk and the settings that its documentation recommends for production. All of them are up all the time; one at a time
+is measured, the others are idle, and `sync` is called before each turn. A round goes through the numbers of connections, and for
+each through all contenders, in an order that moves on with each round; a number here is the median over {rounds} rounds of
+{seconds:g} s. The load generator (`bench/load`) is one thread of ours. It sends the same plants to all: ids ascending, half of them
+with a tag, one plant a request, each authenticated; before the clock starts, every connection has had one answer. Peak memory and
+CPU are those of all processes of a server. Bytes on disk are what its directory grew by, without PostgreSQL's log, which has a size
+of its own. A *durable* peer is one whose good answer survives a power cut; *best* is the best of those, column by column.
+"""
+
+
+def medians(results):
+    """One result out of the results of several rounds: the median of every number."""
+    numbers = [key for key, value in results[0].items() if isinstance(value, (int, float))]
+    median = {key: statistics.median(result[key] for result in results) for key in numbers}
+    median["wrong"] = sum(result["wrong"] for result in results)
+    return median
+
+
+def table(head, rows):
+    """Markdown that is readable as it is: words to the left, numbers to the right."""
+    rows = [head, *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    is_number = [column > 0 and any(row[column][:1].isdigit() for row in rows[1:]) for column in range(len(head))]
+    place = [str.rjust if number else str.ljust for number in is_number]
+    lines = ["| " + " | ".join(to(cell, width) for to, cell, width in zip(place, row, widths)) + " |" for row in rows]
+    rule = "|" + "|".join("-" * (width + 1) + ("-:"[number]) for number, width in zip(is_number, widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def verdict(text, value, sense, limit, unit):
+    """A line of the done-table; the value is computed, so is whether it holds."""
+    holds = value >= limit if sense == "≥" else value <= limit
+    formats = {"%": "{:.0%}", "×": "{:.2f}×"}
+    show = formats.get(unit, "{:,.0f} " + unit).format
+    return [text, show(value), f"{sense} {show(limit)}", "pass" if holds else "FAIL"]
+
+
+def verdict_table(verdicts):
+    return table(["wish", "measured", "wanted", "verdict"], verdicts)
+
+
+def write_section(name, markdown):
+    """Replaces one part of the page and leaves the other as it is."""
+    DOCS.mkdir(parents=True, exist_ok=True)
+    page = DOCS / "performance.md"
+    old = page.read_text() if page.exists() else ""
+    parts = {}
+    for part in ("peers", "growth"):
+        found = re.search(rf"<!-- {part} -->\n(.*?)<!-- end of {part} -->", old, re.DOTALL)
+        parts[part] = found.group(1) if found else ""
+    parts[name] = markdown
+    sections = [f"<!-- {part} -->\n{text}<!-- end of {part} -->\n" for part, text in parts.items() if text]
+    page.write_text("\n".join([INTRODUCTION, *sections]))
+    print(f"\nwritten: {page}")
+
+
+def provenance():
+    return f"{datetime.date.today()}, commit {measure.commit()}, on {measure.machine()}."
+
+
+class Peers:
+    """The first part: everybody beside each other."""
+
+    def __init__(self, contenders, closed, opened, sync_us, memory_run, left_out, rounds, seconds):
+        self.contenders, self.left_out, self.sync_us, self.memory_run = contenders, left_out, sync_us, memory_run
+        self.rounds, self.seconds = rounds, seconds
+        self.closed = {key: medians(results) for key, results in closed.items()}
+        self.opened = {name: medians(results) for name, results in opened.items()}
+        self.levels = sorted({connections for _, connections in closed})
+        self.durable_peers = [contender for contender in contenders if contender.peer and contender.durable]
+
+    def at(self, name, connections, key):
+        return self.closed[name, connections][key]
+
+    def best(self, connections, key, better=min):
+        """The best durable peer in one number, and that number."""
+        value = lambda contender: self.at(contender.name, connections, key)
+        best = better(self.durable_peers, key=value)
+        return best.name, value(best)
+
+    def verdicts(self):
+        ours = lambda connections, key: self.at("Plant Store", connections, key)
+        floor = lambda connections, key: self.at("floor", connections, key)
+        one = ours(1, "p50_us") / (self.sync_us + floor(1, "p50_us"))
+        adds, peak = self.memory_run
+        stores = [contender for contender in self.contenders if contender.stored is not None]
+        differing = sum(abs(contender.added - contender.stored) for contender in stores)
+        rows = [
+            verdict("adds/s at 256 connections, of the floor's", ours(256, "rate") / floor(256, "rate"), "≥", 0.85, "%"),
+            verdict("p50 of one connection, to one write and fdatasync of 4 KiB and the floor's p50", one, "≤", 1.5, "×"),
+            verdict(f"peak memory at 256 connections, {adds:,} adds, default settings", peak / MIB, "≤", 64, "MiB"),
+            verdict("acknowledged and not in the store, or the other way round, all contenders", differing, "≤", 0, "plants"),
+        ]
+        if self.durable_peers:
+            peer, rate = self.best(256, "rate", max)
+            text = f"adds/s at 256 connections, to the best durable peer's ({peer})"
+            rows.insert(1, verdict(text, ours(256, "rate") / rate, "≥", 6, "×"))
+            peer, p99 = self.best(64, "p99_us")
+            text = f"p99 at 64 connections, how much lower than the best durable peer's ({peer})"
+            rows.insert(2, verdict(text, p99 / ours(64, "p99_us"), "≥", 5, "×"))
+        return rows
+
+    def main_table(self, connections=256):
+        head = ["256 connections", "adds/s", "of floor", "of best", "p50 ms", "p99 ms", "p99.9 ms", "memory MiB", "bytes/plant",
+                "CPU s/1000 adds", "generator: of a core", "of all CPU", "wrong", "a good answer means"]  # fmt: skip
+        floor = self.at("floor", connections, "rate")
+        best = self.best(connections, "rate", max)[1] if self.durable_peers else float("nan")
+        rows = []
+        for contender in self.contenders:
+            result = self.closed[contender.name, connections]
+            grown = (contender.bytes_on_disk() - contender.empty_bytes) / max(contender.added, 1)
+            rows.append([
+                contender.name, f"{result['rate']:,.0f}", f"{result['rate'] / floor:.0%}", f"{result['rate'] / best:.2f}×",
+                *(f"{result[key] / 1000:.2f}" for key in ("p50_us", "p99_us", "p999_us")),
+                f"{result['memory'] / MIB:.0f}",
+                "–" if contender.stored is None else f"{grown:,.0f}",
+                f"{result['cpu_per_1000']:.3f}", f"{result['generator_of_core']:.0%}", f"{result['generator_of_cpu']:.0%}",
+                f"{result['wrong']:.0f}", contender.promise,
+            ])  # fmt: skip
+        return table(head, rows)
+
+    def ratio_table(self, connections=256):
+        """Ours against the best peer and the floor, number by number."""
+        rows = []
+        for title, key, better in [
+            ("adds/s", "rate", max), ("p50", "p50_us", min), ("p99", "p99_us", min), ("p99.9", "p999_us", min),
+            ("peak memory", "memory", min), ("CPU per add", "cpu_per_1000", min),
+        ]:  # fmt: skip
+            ours = self.at("Plant Store", connections, key)
+            peer, value = self.best(connections, key, better) if self.durable_peers else ("none", float("nan"))
+            rows.append([title, f"{ours / value:.2f}×", peer, f"{ours / self.at('floor', connections, key):.2f}×"])
+        return table(["Plant Store, 256 connections", "to best durable peer", "which is", "to floor"], rows)
+
+    def level_table(self, key, show):
+        row = lambda name: [name, *(show(self.at(name, level, key)) for level in self.levels)]
+        return table(["connections", *map(str, self.levels)], [row(contender.name) for contender in self.contenders])
+
+    def open_table(self):
+        rows = []
+        for contender in self.contenders:
+            if result := self.opened.get(contender.name):
+                latencies = (f"{result[key] / 1000:.2f}" for key in ("p50_us", "p99_us", "p999_us", "max_us"))
+                rates = (f"{result[key]:,.0f}" for key in ("asked", "rate"))
+                rows.append([contender.name, *rates, *latencies, f"{result['wrong']:.0f}"])
+        return table(["open loop", "asked adds/s", "adds/s", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "wrong"], rows)
+
+    def write(self):
+        verdicts = verdict_table(self.verdicts())
+        left_out = [f"Left out: {name}: `{' '.join(reason.split())}`" for name, reason in self.left_out.items()]
+        parts = [
+            "## Beside others", provenance(), METHOD.format(rounds=self.rounds, seconds=self.seconds), *left_out, verdicts,
+            self.main_table(), self.ratio_table(),
+            f"One 4 KiB write and fdatasync took {self.sync_us:.0f} µs on this disk in the same run (median).",
+            "![adds a second over connections](performance.svg)",
+            "### Adds a second", self.level_table("rate", lambda rate: f"{rate:,.0f}"),
+            "### p50 in ms", self.level_table("p50_us", lambda us: f"{us / 1000:.2f}"),
+            "### p99 in ms", self.level_table("p99_us", lambda us: f"{us / 1000:.2f}"),
+            "### At half its maximum",
+            "Requests are sent on time, at 50 % of the contender's own highest median above, over 256 connections; latency counts "
+            "from when a request should have been sent, so a server that stalls pays for everybody who had to wait.",
+            self.open_table(),
+        ]  # fmt: skip
+        for part in (self.main_table(), self.ratio_table(), self.open_table(), verdicts):
+            print("\n" + part)
+        write_section("peers", "\n\n".join(parts) + "\n")
+        (DOCS / "performance.svg").write_text(chart.svg([self.panel()]))
+
+    def panel(self):
+        kinds = {"Plant Store": "ours", "floor": "floor"}
+        names = sorted((contender.name for contender in self.contenders), key=lambda name: name != "Plant Store")
+        rates = lambda name: [self.at(name, level, "rate") for level in self.levels]
+        series = [(name, rates(name), kinds.get(name, "")) for name in names]
+        title, unit = "Throughput", "adds a second (logarithmic)"
+        return chart.panel(title, unit, "connections", self.levels, series, logarithmic=True)
+
+
+class Growth:
+    """The second part: the store as it grows."""
+
+    def __init__(self, sizes, ascending, random, connections, rounds):
+        self.sizes, self.connections, self.rounds = sizes, connections, rounds
+        self.orders = {"ascending": ascending, "random": random}
+
+    def verdicts(self):
+        largest = self.sizes[-1]
+        kept = lambda order: self.orders[order][largest]["of_small"]
+        start_ms = max(order[largest]["start_ms"] for order in self.orders.values())
+        return [
+            verdict(f"adds/s at {largest:,} plants, of those at 10,000: ascending", kept("ascending"), "≥", 0.9, "%"),
+            verdict(f"adds/s at {largest:,} plants, of those at 10,000: random", kept("random"), "≥", 0.5, "%"),
+            verdict(f"killed, then from start to the first 200, with {largest:,} plants", start_ms, "≤", 100, "ms"),
+        ]
+
+    def main_table(self):
+        rows = []
+        for order, results in self.orders.items():
+            for size in self.sizes:
+                result = results[size]
+                rows.append([
+                    order, f"{size:,}", f"{result['rate']:,.0f}", f"{result['of_small']:.0%}", f"{result['p99_us'] / 1000:.2f}",
+                    f"{result['memory'] / MIB:.0f}", f"{result['start_ms']:.0f}",
+                ])  # fmt: skip
+        return table(["ids", "plants", "adds/s", "of a small store's", "p99 ms", "memory MiB", "start ms"], rows)
+
+    def write(self):
+        verdicts = verdict_table(self.verdicts())
+        print("\n" + self.main_table() + "\n\n" + verdicts)
+        method = (
+            f"A store is filled through the service, over {self.connections} connections. At each size the server is killed and "
+            "started again, with a warm page cache, and then measured while it takes 20,000 more. A *small store* is a fresh one "
+            f"of 10,000 plants, measured in turn with the large one. Medians of {self.rounds}."
+        )
+        picture = "![adds a second, p99, memory and start over plants](growth.svg)"
+        parts = ["## As the store grows", provenance(), method, verdicts, self.main_table(), picture]
+        write_section("growth", "\n\n".join(parts) + "\n")
+        (DOCS / "growth.svg").write_text(chart.svg(self.panels()))
+
+    def panels(self):
+        labels = [f"{size:,}" for size in self.sizes]
+        panels = []
+        for title, unit, key, scale in [
+            ("Throughput", "adds a second", "rate", 1),
+            ("p99", "ms", "p99_us", 1000),
+            ("Peak memory", "MiB", "memory", MIB),
+            ("From start to the first 200", "ms", "start_ms", 1),
+        ]:
+            values = lambda order: [self.orders[order][size][key] / scale for size in self.sizes]
+            series = [(order, values(order), "ours") for order in self.orders]
+            panels.append(chart.panel(title, unit, "plants in the store", labels, series))
+        return panels
