@@ -5,7 +5,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 
-.PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench bench-growth bench-build clean
+.PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench bench-growth instructions bench-build clean
 
 test: setup check deny it faults-share schemathesis
 	@echo "all is well"
@@ -69,6 +69,13 @@ bench-growth: bench-build
 bench-build: build
 	@scripts/install-missing python3
 	$(CARGO) build --release --locked --example floor --example load
+
+# Counts the instructions of an add and fails when they have grown by more than 5 %. To be run before a change to that
+# path is called done.
+instructions:
+	@scripts/install-missing valgrind python3
+	$(CARGO) build --release --locked --example instructions
+	bench/instructions
 
 clean:
 	$(CARGO) clean

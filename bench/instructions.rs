@@ -1,0 +1,107 @@
+//! A fixed run of one of the two paths of an add, to have its instructions counted: `instructions PATH ADDS`, where the path
+//! is `decode-and-reply` (everything before and after the queue: route, token, body, plant, answer, log line) or `write`
+//! (everything behind it: batches of 64 into a store). `bench/instructions` runs it, twice, and takes the difference.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::routing::post;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use plantstore::http::error::ApiError;
+use plantstore::http::{
+    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, with_layers,
+};
+use plantstore::plant::NewPlant;
+use plantstore::store::{Addition, Location, NewToken, Store, TokenId};
+use plantstore::telemetry;
+use plantstore::token::Token;
+use plantstore::writer::Writer;
+use tracing_subscriber::filter::LevelFilter;
+
+const BATCH: u64 = 64;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, path, adds] = &arguments[..] else {
+        bail!("usage: instructions decode-and-reply|write ADDS");
+    };
+    let adds: u64 = adds.parse()?;
+    let directory = tempfile::tempdir()?;
+    let location = Location {
+        path: directory.path().join("plantstore.db"),
+    };
+    match path.as_str() {
+        "decode-and-reply" => decode_and_reply(&location, adds),
+        "write" => write(&location, adds),
+        _ => bail!("there is no path {path}"),
+    }
+}
+
+fn body(id: u64) -> String {
+    format!(r#"{{"id":{id},"name":"Monstera deliciosa {id}","tag":"indoor"}}"#)
+}
+
+fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
+    let _log = telemetry::start(LevelFilter::INFO);
+    let mut store = Store::open_or_create(location)?;
+    let token = Token::generate()?;
+    store.create_token(&NewToken {
+        name: "first",
+        digest: token.digest(),
+        expires_at: None,
+        rate_limit: None,
+    })?;
+    let timeout = Duration::from_secs(60);
+    let (writer, _thread) = Writer::spawn(store, 1024, timeout);
+    let parts = Parts {
+        tokens: Tokens::new(Store::open(location)?, writer.clone(), timeout),
+        writer,
+        body_limits: BodyLimits {
+            bytes_max: 1 << 20,
+            timeout,
+        },
+        draining: Draining::default(),
+    };
+    let router = with_layers(Router::new().route("/plants", post(answer)), parts);
+    let service = TowerToHyperService::new(router);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        for id in 0..adds {
+            let request = Request::post("/plants")
+                .header("authorization", format!("Bearer {}", token.reveal()))
+                .header("content-type", "application/json")
+                .body(Body::from(body(id)))?;
+            let response = service.call(request).await.context("an answer")?;
+            if response.status() != 200 {
+                bail!("{}", response.status());
+            }
+        }
+        Ok(())
+    })
+}
+
+async fn answer(_caller: Caller, JsonBody(body): JsonBody) -> Result<Created, ApiError> {
+    Ok(Created(NewPlant::from_json(&body)?.plant))
+}
+
+fn write(location: &Location, adds: u64) -> anyhow::Result<()> {
+    let (mut store, _lock) = Store::open_to_serve(location)?;
+    let mut id = 0;
+    while id < adds {
+        let batch = (id..id + BATCH).map(|id| {
+            let plant = NewPlant::from_json(body(id).as_bytes()).expect("a plant");
+            let token = TokenId(1);
+            Addition { plant, token }
+        });
+        store.add(&batch.collect::<Vec<_>>(), &[])?;
+        store.checkpoint_if_long()?;
+        id += BATCH;
+    }
+    Ok(())
+}
