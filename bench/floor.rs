@@ -8,7 +8,7 @@ use axum::routing::post;
 use plantstore::http::error::ApiError;
 use plantstore::http::stream::Deadlines;
 use plantstore::http::{
-    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, connection, with_layers,
+    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, complete, connection,
 };
 use plantstore::plant::NewPlant;
 use plantstore::store::Store;
@@ -35,9 +35,8 @@ async fn main() -> anyhow::Result<()> {
             bytes_max: 1 << 20,
             timeout,
         },
-        draining: Draining::default(),
     };
-    let router = with_layers(Router::new().route("/plants", post(answer)), parts);
+    let router = complete(Router::new().route("/plants", post(answer)), parts);
     let deadlines = Deadlines {
         header: timeout,
         idle: timeout,
@@ -47,7 +46,13 @@ async fn main() -> anyhow::Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let connection = connection::serve(stream, router.clone(), deadlines, stop.subscribe());
+        let connection = connection::serve(
+            stream,
+            router.clone(),
+            deadlines,
+            Draining::default(),
+            stop.subscribe(),
+        );
         tokio::spawn(connection);
     }
 }

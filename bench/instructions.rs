@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
@@ -13,7 +13,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use plantstore::http::error::ApiError;
 use plantstore::http::{
-    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, with_layers,
+    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, complete, log_request,
 };
 use plantstore::plant::NewPlant;
 use plantstore::store::{Addition, Location, NewToken, Store, TokenId};
@@ -56,6 +56,10 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         rate_limit: None,
     })?;
     let timeout = Duration::from_secs(60);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let _here = runtime.enter();
     let (writer, _thread) = Writer::spawn(store, 1024, timeout);
     let parts = Parts {
         tokens: Tokens::new(Store::open(location)?, writer.clone(), timeout),
@@ -64,20 +68,17 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
             bytes_max: 1 << 20,
             timeout,
         },
-        draining: Draining::default(),
     };
-    let router = with_layers(Router::new().route("/plants", post(answer)), parts);
+    let router = complete(Router::new().route("/plants", post(answer)), parts);
+    let draining = Draining::default();
     let service = TowerToHyperService::new(router);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
     runtime.block_on(async {
         for id in 0..adds {
             let request = Request::post("/plants")
                 .header("authorization", format!("Bearer {}", token.reveal()))
                 .header("content-type", "application/json")
                 .body(Body::from(body(id)))?;
-            let response = service.call(request).await.context("an answer")?;
+            let response = log_request(&draining, request, |request| service.call(request)).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }

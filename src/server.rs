@@ -71,13 +71,17 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
             bytes_max: settings.max_body_bytes,
             timeout: settings.body_timeout,
         },
-        draining: draining.clone(),
     });
     let deadlines = Deadlines {
         header: settings.header_timeout,
         idle: settings.idle_timeout,
     };
-    let connections = Connections::new(router, deadlines, settings.max_connections);
+    let connections = Connections::new(
+        router,
+        deadlines,
+        draining.clone(),
+        settings.max_connections,
+    );
     serve(
         listener,
         connections,
@@ -157,16 +161,18 @@ impl Signals {
 struct Connections {
     router: Router,
     deadlines: Deadlines,
+    draining: Draining,
     slots: Arc<Semaphore>,
     tasks: JoinSet<()>,
     stop: watch::Sender<()>,
 }
 
 impl Connections {
-    fn new(router: Router, deadlines: Deadlines, max: usize) -> Self {
+    fn new(router: Router, deadlines: Deadlines, draining: Draining, max: usize) -> Self {
         Self {
             router,
             deadlines,
+            draining,
             slots: Arc::new(Semaphore::new(max)),
             tasks: JoinSet::new(),
             stop: watch::Sender::new(()),
@@ -213,6 +219,7 @@ impl Connections {
             stream,
             self.router.clone(),
             self.deadlines,
+            self.draining.clone(),
             self.stop.subscribe(),
         );
         self.tasks.spawn(async move {

@@ -1,14 +1,14 @@
 //! Bearer token → `Caller`. What a header says is checked here; what a token is worth, by
 //! `Tokens`.
 
-use axum::extract::{FromRef, FromRequestParts};
+use axum::extract::FromRequestParts;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 
 use crate::http::error::{ApiError, Kind};
 use crate::http::request_log::Notes;
-use crate::http::tokens::Tokens;
+use crate::http::state::State;
 use crate::store::TokenId;
 use crate::token::Token;
 
@@ -19,16 +19,12 @@ pub struct Caller {
     pub token: TokenId,
 }
 
-impl<S> FromRequestParts<S> for Caller
-where
-    S: Send + Sync,
-    Tokens: FromRef<S>,
-{
+impl FromRequestParts<State> for Caller {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, ApiError> {
         let token = bearer_token(&parts.headers)?;
-        let known = Tokens::from_ref(state).look_up(&token).await?;
+        let known = state.tokens.look_up(&token).await?;
         if let Some(notes) = parts.extensions.get::<Notes>() {
             notes.set_caller(known.name());
         }

@@ -1,5 +1,7 @@
 //! One connection: hyper speaks HTTP/1.1 on a `Stream`, the router answers.
 
+use std::convert::Infallible;
+
 use axum::Router;
 use axum::http::Request;
 use hyper::body::Incoming;
@@ -10,6 +12,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
+use crate::http::request_log::{Draining, log_request};
 use crate::http::stream::{Deadlines, Progress, Stream};
 
 /// The most bytes of a request line and its headers.
@@ -21,20 +24,17 @@ pub async fn serve(
     stream: TcpStream,
     router: Router,
     deadlines: Deadlines,
+    draining: Draining,
     mut stop: watch::Receiver<()>,
 ) {
     let progress = Progress::default();
     let stream = Stream::new(stream, deadlines, progress.clone());
     let router = TowerToHyperService::new(router);
-    let service = service_fn(move |request: Request<Incoming>| {
+    let service = service_fn(async |request: Request<Incoming>| {
         progress.answering();
-        let progress = progress.clone();
-        let response = router.call(request);
-        async move {
-            let response = response.await;
-            progress.answered();
-            response
-        }
+        let response = log_request(&draining, request, |request| router.call(request)).await;
+        progress.answered();
+        Ok::<_, Infallible>(response)
     });
     let connection = http1::Builder::new()
         // A peer that has sent all it wants to send still gets its answer.

@@ -1,9 +1,7 @@
 //! `POST /plants`, whole: a body that is read within its limits, a plant, an answer.
 
-use std::time::Duration;
-
 use axum::body::Body;
-use axum::extract::{FromRef, FromRequest, Request, State};
+use axum::extract::{FromRequest, Request, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
@@ -12,18 +10,18 @@ use http_body_util::BodyExt;
 use crate::http::auth::Caller;
 use crate::http::error::{ApiError, Kind};
 use crate::http::request_log::Notes;
+use crate::http::state::{self, BodyLimits};
 use crate::plant::{NewPlant, Plant};
-use crate::writer::Writer;
 
 /// Adds a plant. Extractors run in order: a stranger's body is never read.
 pub async fn create_plant(
-    State(writer): State<Writer>,
+    State(parts): State<state::State>,
     caller: Caller,
     JsonBody(body): JsonBody,
 ) -> Result<Created, ApiError> {
     let plant = NewPlant::from_json(&body)?;
     drop(body); // what waits for the store is the plant alone
-    Ok(Created(writer.add(plant, caller.token).await?))
+    Ok(Created(parts.writer.add(plant, caller.token).await?))
 }
 
 /// The 200: the plant is on disk.
@@ -39,27 +37,14 @@ impl IntoResponse for Created {
     }
 }
 
-/// How much body is read, and for how long.
-#[derive(Debug, Clone, Copy)]
-pub struct BodyLimits {
-    /// The largest body.
-    pub bytes_max: usize,
-    /// From the end of the head to the end of the body.
-    pub timeout: Duration,
-}
-
 /// The bytes of a body that says it is JSON.
 pub struct JsonBody(pub Vec<u8>);
 
-impl<S> FromRequest<S> for JsonBody
-where
-    S: Send + Sync,
-    BodyLimits: FromRef<S>,
-{
+impl FromRequest<state::State> for JsonBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let limits = BodyLimits::from_ref(state);
+    async fn from_request(request: Request, state: &state::State) -> Result<Self, ApiError> {
+        let limits = state.body_limits;
         check_media_type(request.headers())?;
         if declared_len(request.headers()).is_some_and(|len| len > limits.bytes_max) {
             return Err(too_large(limits));

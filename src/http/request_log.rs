@@ -2,16 +2,15 @@
 //! The line has no body, no query and no token.
 
 use std::any::Any;
+use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Instant;
 
 use axum::body::HttpBody;
-use axum::extract::{Request, State};
 use axum::http::header::CONNECTION;
-use axum::http::{HeaderName, HeaderValue};
-use axum::middleware::Next;
+use axum::http::{HeaderName, HeaderValue, Request};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
@@ -56,12 +55,17 @@ impl Draining {
     }
 }
 
-/// The outermost layer of the router.
-pub async fn log_request(
-    State(draining): State<Draining>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+/// Has a request answered, and logs it. This is around the router and not a layer of it, which would cost two
+/// allocations for each request.
+pub async fn log_request<B, F>(
+    draining: &Draining,
+    mut request: Request<B>,
+    answer: impl FnOnce(Request<B>) -> F,
+) -> Response
+where
+    B: HttpBody,
+    F: Future<Output = Result<Response, Infallible>>,
+{
     let start = Instant::now();
     let request_id = taken_id(&request).unwrap_or_else(new_request_id);
     let notes = Notes::default();
@@ -73,10 +77,12 @@ pub async fn log_request(
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
 
-    let mut response = AssertUnwindSafe(next.run(request))
-        .catch_unwind()
-        .await
-        .unwrap_or_else(|panic| ApiError::defect(panic_message(&*panic)).into_response());
+    let answered = AssertUnwindSafe(answer(request)).catch_unwind().await;
+    let mut response = match answered {
+        Ok(Ok(response)) => response,
+        Ok(Err(never)) => match never {},
+        Err(panic) => ApiError::defect(panic_message(&*panic)).into_response(),
+    };
 
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, request_id.clone());
@@ -155,7 +161,7 @@ pub fn new_request_id() -> HeaderValue {
 }
 
 /// The client's own id, if it can be trusted in a log and in a header.
-fn taken_id(request: &Request) -> Option<HeaderValue> {
+fn taken_id<B>(request: &Request<B>) -> Option<HeaderValue> {
     let id = request.headers().get(REQUEST_ID)?;
     let sane = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@".contains(byte);
     let fits = (1..=REQUEST_ID_LEN_MAX).contains(&id.len());

@@ -18,8 +18,8 @@ const BREAKS: [(&str, &str, &str, &str); 3] = [
     (
         "acknowledged-before-the-commit",
         "src/writer.rs",
-        "fn commit(self, store: &mut Store) -> Result<(), StoreError> {",
-        "fn commit(mut self, store: &mut Store) -> Result<(), StoreError> {
+        "fn commit(self, desk: &Desk, store: &mut Store) -> Result<(), StoreError> {",
+        "fn commit(mut self, desk: &Desk, store: &mut Store) -> Result<(), StoreError> {
         for (reply, addition) in std::mem::take(&mut self.replies).into_iter().zip(&self.additions) {
             let _ = reply.send(Ok(addition.plant.plant.clone()));
         }",

@@ -29,6 +29,8 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let location = location.parse().expect("a location");
     let open = || Store::open_or_create(&location).expect("a store");
     let timeout = Duration::from_secs(60);
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let _here = runtime.enter();
     let (writer, _thread) = Writer::spawn(open(), 1, timeout);
     let parts = http::Parts {
         tokens: Tokens::new(open(), writer.clone(), timeout),
@@ -37,10 +39,8 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
             bytes_max: 1,
             timeout,
         },
-        draining: Draining::default(),
     };
-    let router = http::with_layers(Router::new().route("/panic", get(panics)), parts);
-    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let router = http::complete(Router::new().route("/panic", get(panics)), parts);
     let listener = runtime
         .block_on(TcpListener::bind("127.0.0.1:0"))
         .expect("a port");
@@ -52,7 +52,14 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
             idle: timeout,
         };
         let stop = watch::Sender::new(());
-        connection::serve(stream, router, deadlines, stop.subscribe()).await;
+        connection::serve(
+            stream,
+            router,
+            deadlines,
+            Draining::default(),
+            stop.subscribe(),
+        )
+        .await;
     });
 
     let mut client = Client::connect(address);
