@@ -11,14 +11,16 @@ use plantstore::http::{
     BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, complete, connection,
 };
 use plantstore::plant::NewPlant;
+use plantstore::server::Workers;
 use plantstore::store::Store;
 use plantstore::telemetry;
 use plantstore::writer::Writer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// `floor ADDRESS STORE LOG_LEVEL`, with a store that has been made and served before.
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, address, store, log_level] = &arguments[..] else {
@@ -43,17 +45,15 @@ async fn main() -> anyhow::Result<()> {
     };
     let listener = TcpListener::bind(address).await?;
     let stop = watch::Sender::new(());
+    let workers = Workers::start()?;
+    let mut tasks = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let connection = connection::serve(
-            stream,
-            router.clone(),
-            deadlines,
-            Draining::default(),
-            stop.subscribe(),
-        );
-        tokio::spawn(connection);
+        let (router, stop) = (router.clone(), stop.subscribe());
+        workers.spawn(&mut tasks, stream.into_std()?, async move |stream| {
+            connection::serve(stream, router, deadlines, Draining::default(), stop).await;
+        });
     }
 }
 

@@ -2,15 +2,16 @@
 //! process that was asked to end answers what it has accepted first.
 
 mod first_run;
+mod workers;
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -21,6 +22,8 @@ use crate::http::stream::Deadlines;
 use crate::http::{self, BodyLimits, Draining, Tokens, connection};
 use crate::store::Store;
 use crate::writer::{Writer, WriterThread};
+
+pub use workers::Workers;
 
 /// While draining, how long a client that keeps its connection may take to send one more request,
 /// which is answered with the wish to close. Closing at once could cross a request on its way.
@@ -81,7 +84,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         deadlines,
         draining.clone(),
         settings.max_connections,
-    );
+    )?;
     serve(
         listener,
         connections,
@@ -159,6 +162,7 @@ impl Signals {
 
 /// Every connection there is, and no more than there may be.
 struct Connections {
+    workers: Workers,
     router: Router,
     deadlines: Deadlines,
     draining: Draining,
@@ -168,23 +172,30 @@ struct Connections {
 }
 
 impl Connections {
-    fn new(router: Router, deadlines: Deadlines, draining: Draining, max: usize) -> Self {
-        Self {
+    fn new(
+        router: Router,
+        deadlines: Deadlines,
+        draining: Draining,
+        max: usize,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            workers: Workers::start()?,
             router,
             deadlines,
             draining,
             slots: Arc::new(Semaphore::new(max)),
             tasks: JoinSet::new(),
             stop: watch::Sender::new(()),
-        }
+        })
     }
 
     async fn accept_from(&mut self, listener: &TcpListener) {
         loop {
             let slot = Arc::clone(&self.slots).acquire_owned().await;
             let slot = slot.expect("the semaphore is never closed");
-            match listener.accept().await {
-                Ok((stream, _)) => self.spawn(stream, slot),
+            let accepted = listener.accept().await;
+            match accepted.and_then(|(stream, _)| stream.into_std()) {
+                Ok(stream) => self.spawn(stream, slot),
                 // The peer is gone already, or there are no more file descriptors for now.
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -204,7 +215,6 @@ impl Connections {
         while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
             && let Ok((stream, _)) = listener.accept()
             && stream.set_nonblocking(true).is_ok()
-            && let Ok(stream) = TcpStream::from_std(stream)
         {
             self.spawn(stream, slot);
         }
@@ -215,17 +225,13 @@ impl Connections {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let serve = connection::serve(
-            stream,
-            self.router.clone(),
-            self.deadlines,
-            self.draining.clone(),
-            self.stop.subscribe(),
-        );
-        self.tasks.spawn(async move {
-            serve.await;
-            drop(slot);
-        });
+        let (router, deadlines) = (self.router.clone(), self.deadlines);
+        let (draining, stop) = (self.draining.clone(), self.stop.subscribe());
+        self.workers
+            .spawn(&mut self.tasks, stream, async move |stream| {
+                connection::serve(stream, router, deadlines, draining, stop).await;
+                drop(slot);
+            });
     }
 
     /// Lets those who are connected send a last request, then closes what is idle and waits for

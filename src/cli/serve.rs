@@ -18,7 +18,11 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let _log = telemetry::start(self.settings.log_level);
-        let runtime = tokio::runtime::Runtime::new().context("cannot start threads")?;
+        // For everything but the connections, which have threads of their own.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start a runtime")?;
         let ended = runtime.block_on(server::run(&self.settings));
         // A query that a stuck disk does not answer is not waited for.
         runtime.shutdown_timeout(Duration::from_millis(100));
