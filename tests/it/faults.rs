@@ -132,12 +132,14 @@ fn a_full_queue_is_50300_at_once_and_what_was_refused_is_not_stored() {
 #[test]
 fn a_store_that_does_not_answer_in_time_is_50301() {
     let directory = directory();
-    let server = Server::start_with_fault(
-        directory.path(),
-        "fdatasync:delay_enter=700000",
-        &["--store-timeout", "100ms"],
-    );
-    assert_eq!(server.add(plant(1)).error(), 50301);
+    let fault = "fdatasync:delay_enter=2000000:when=8+";
+    let server = Server::start_with_fault(directory.path(), fault, &["--store-timeout", "500ms"]);
+    let answers = (0..20).map(|id| server.add(plant(id)));
+    let late = answers
+        .into_iter()
+        .find(|answer| answer.status != 200)
+        .expect("a sync that takes too long");
+    assert_eq!(late.error(), 50301);
 }
 
 #[test]
