@@ -113,6 +113,9 @@ impl Suite {
     }
 
     fn all_others(&mut self, asked: &Asked) {
+        let cuts = asked.cuts / 4;
+        let fault = |progress: &Progress| power::cuts_at_checkpoints(asked.seed, cuts, progress);
+        self.run(cuts, fault, "power cuts at a checkpoint");
         let Asked {
             seed,
             kills,

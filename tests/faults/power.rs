@@ -31,27 +31,64 @@ struct Recording {
 
 /// Cuts the power `cuts` times in a run with load: at every event in turn, over and over.
 pub fn cuts(seed: u64, plants: u64, cuts: usize, progress: &Progress) -> Report {
-    let directory = crate::harness::directory();
-    let server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
+    let method = "recorded run, disk rebuilt at every write, sync and answer";
     let load = Load {
         clients: 4,
         plants: plants / 4,
         seed,
         ..Load::default()
     };
+    let mut report = Report::new("power cut", method);
+    cut_under(load, "power-cuts", cuts, progress, &mut report);
+    report
+}
+
+/// The same in a run with plants so large that the log is moved into the database on the way, and starts again.
+pub fn cuts_at_checkpoints(seed: u64, cuts: usize, progress: &Progress) -> Report {
+    let load = Load {
+        clients: 2,
+        plants: 25,
+        name_len: 100_000,
+        seed,
+        ..Load::default()
+    };
+    let mut report = Report::new(
+        "power cut at a checkpoint",
+        "recorded run with large plants",
+    );
+    let events = cut_under(load, "checkpoints", cuts, progress, &mut report);
+    let written =
+        |event: &&Event| matches!(event, Event::Write { file, .. } if file == "plantstore.db");
+    let to_database = events.iter().filter(written).count();
+    if to_database < 500 {
+        report.add(
+            0,
+            0,
+            vec![format!("wrong: no checkpoint, {to_database} writes")],
+        );
+    }
+    report
+}
+
+/// Records a run and cuts the power in it; gives the recording.
+fn cut_under(
+    load: Load,
+    name: &str,
+    cuts: usize,
+    progress: &Progress,
+    report: &mut Report,
+) -> Vec<Event> {
+    let directory = crate::harness::directory();
+    let server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
     let ledger = load.start(server.address(), &server.token()).finish();
     let recording = Recording {
-        name: "power-cuts".to_owned(),
+        name: name.to_owned(),
         events: trace::events(&end(server), directory.path()),
         attempted: ledger.attempts().cloned().collect(),
         first_cut: 0,
     };
-    let mut report = Report::new(
-        "power cut",
-        "recorded run, disk rebuilt at every write, sync and answer",
-    );
-    cut_everywhere(&recording, seed, cuts, progress, &mut report);
-    report
+    cut_everywhere(&recording, load.seed, cuts, progress, report);
+    recording.events
 }
 
 /// Ghost acknowledgements: killed inside a sync, started again, the same plant sent again and acknowledged, and
@@ -143,6 +180,8 @@ fn cut_everywhere(
 ) {
     let points = recording.events.len() - recording.first_cut;
     let rounds = cuts.div_ceil(points.max(1));
+    // Where there are more places than cuts, one in so many.
+    let stride = (points / cuts.max(1)).max(1);
     let next = AtomicUsize::new(0);
     let worker = || {
         let place = scratch();
@@ -154,8 +193,8 @@ fn cut_everywhere(
             }
             wrong.extend(cut_once_everywhere(
                 recording,
-                seed,
-                round as u64,
+                (seed, round as u64),
+                stride,
                 place.path(),
                 progress,
             ));
@@ -179,7 +218,11 @@ fn cut_everywhere(
         .events
         .iter()
         .filter_map(|event| acknowledged(event, &recording.attempted));
-    report.add(rounds * points, acknowledged.count(), wrong);
+    report.add(
+        rounds * points.div_ceil(stride),
+        acknowledged.count(),
+        wrong,
+    );
 }
 
 /// Writes a recording down, to be cut again.
@@ -190,11 +233,11 @@ fn keep(recording: &Recording) -> PathBuf {
     path
 }
 
-/// One cut after each event.
+/// One cut after each event, or after one in so many.
 fn cut_once_everywhere(
     recording: &Recording,
-    seed: u64,
-    round: u64,
+    (seed, round): (u64, u64),
+    stride: usize,
     place: &Path,
     progress: &Progress,
 ) -> Vec<String> {
@@ -209,7 +252,7 @@ fn cut_once_everywhere(
         if let Some(sent) = acknowledged(event, &recording.attempted) {
             ledger.note(sent.clone(), Told::Stored);
         }
-        if at < recording.first_cut {
+        if at < recording.first_cut || !(at - recording.first_cut).is_multiple_of(stride) {
             continue;
         }
         let mut random = Random::new(seed ^ round << 20 ^ at as u64);
