@@ -54,7 +54,14 @@ fn integer(number: &str) -> Option<i64> {
         .split_once('.')
         .map_or(0, |(_, decimals)| decimals.len());
     let mantissa: BigInt = mantissa.replace('.', "").parse().ok()?;
+    if mantissa == BigInt::ZERO {
+        return Some(0);
+    }
     let shift = exponent.parse::<i64>().ok()? - i64::try_from(decimals).ok()?;
+    // No body is so long that this could be made up for, and the power would take for ever.
+    if shift.unsigned_abs() > 10_000 {
+        return None;
+    }
     let power = BigInt::from(10).pow(u32::try_from(shift.unsigned_abs()).ok()?);
     let value = if shift >= 0 {
         mantissa * power
