@@ -27,7 +27,7 @@ pub struct Settings {
     pub listen: SocketAddr,
 
     #[command(flatten)]
-    #[allow(
+    #[expect(
         missing_docs,
         reason = "a doc comment here would replace the help of serve"
     )]

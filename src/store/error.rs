@@ -40,7 +40,7 @@ impl From<rusqlite::Error> for StoreError {
 
 /// Why a store cannot be used: a sentence that says what to do.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the sentences say it")]
+#[expect(missing_docs, reason = "the sentences say it")]
 pub enum OpenError {
     #[error("there is no store at {0}; `plantstore serve` makes one")]
     Missing(String),

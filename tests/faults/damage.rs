@@ -71,25 +71,28 @@ pub fn cut_short(seed: u64, runs: usize, progress: &Progress) -> Report {
 
 /// Some of the database file is not what it was.
 pub fn changed(seed: u64, runs: usize, progress: &Progress) -> Report {
-    let mut report = Report::new(
+    changes(
         "changed bytes in the store",
-        "real binary, `plantstore check`",
-    );
-    changes(&mut report, seed, runs, "plantstore.db", progress);
-    report
+        "plantstore.db",
+        seed,
+        runs,
+        progress,
+    )
 }
 
 /// The same for the log of a server that was killed.
 pub fn changed_log(seed: u64, runs: usize, progress: &Progress) -> Report {
-    let mut report = Report::new(
+    changes(
         "changed bytes in the log",
-        "real binary, `plantstore check`",
-    );
-    changes(&mut report, seed, runs, "plantstore.db-wal", progress);
-    report
+        "plantstore.db-wal",
+        seed,
+        runs,
+        progress,
+    )
 }
 
-fn changes(report: &mut Report, seed: u64, runs: usize, name: &str, progress: &Progress) {
+fn changes(fault: &'static str, name: &str, seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(fault, "real binary, `plantstore check`");
     let mut random = Random::new(seed);
     let is_log = name.ends_with("-wal");
     let original = Original::new(seed, is_log);
@@ -105,9 +108,10 @@ fn changes(report: &mut Report, seed: u64, runs: usize, name: &str, progress: &P
         };
         let what = damage(&mut bytes[..end], &mut random);
         fs::write(&file, bytes).expect("a file");
-        report_one(report, &original, copy.path(), &what);
+        report_one(&mut report, &original, copy.path(), &what);
         progress.step();
     }
+    report
 }
 
 /// Bits, or a whole block, zeroed or full of something else.
