@@ -30,30 +30,36 @@ async fn main() -> anyhow::Result<()> {
     let location = store.parse().map_err(anyhow::Error::msg)?;
     let timeout = Duration::from_secs(60);
     let (writer, _thread) = Writer::spawn(Store::open(&location)?, 4096, timeout);
-    let parts = Parts {
-        tokens: Tokens::new(Store::open(&location)?, writer.clone(), timeout),
-        writer,
-        body_limits: BodyLimits {
-            bytes_max: 1 << 20,
-            timeout,
-        },
-    };
-    let router = complete(Router::new().route("/plants", post(answer)), parts);
+    let tokens = Tokens::new(Store::open(&location)?, writer.clone(), timeout);
+    let workers = Workers::start(|| {
+        let parts = Parts {
+            writer: writer.for_this_runtime(),
+            tokens: tokens.clone(),
+            body_limits: BodyLimits {
+                bytes_max: 1 << 20,
+                timeout,
+            },
+        };
+        complete(Router::new().route("/plants", post(answer)), parts)
+    })?;
     let deadlines = Deadlines {
         header: timeout,
         idle: timeout,
     };
     let listener = TcpListener::bind(address).await?;
     let stop = watch::Sender::new(());
-    let workers = Workers::start()?;
     let mut tasks = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let (router, stop) = (router.clone(), stop.subscribe());
-        workers.spawn(&mut tasks, stream.into_std()?, async move |stream| {
-            connection::serve(stream, router, deadlines, Draining::default(), stop).await;
-        });
+        let stop = stop.subscribe();
+        workers.spawn(
+            &mut tasks,
+            stream.into_std()?,
+            async move |stream, router| {
+                connection::serve(stream, router, deadlines, Draining::default(), stop).await;
+            },
+        );
     }
 }
 

@@ -101,7 +101,6 @@ fn write(location: &Location, adds: u64) -> anyhow::Result<()> {
             Addition { plant, token }
         });
         store.add(&batch.collect::<Vec<_>>(), &[])?;
-        store.checkpoint_if_long()?;
         id += BATCH;
     }
     Ok(())

@@ -67,24 +67,29 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     }
 
     let draining = Draining::default();
-    let router = http::router(http::Parts {
-        tokens: Tokens::new(reader, writer.clone(), settings.store_timeout),
-        writer,
-        body_limits: BodyLimits {
-            bytes_max: settings.max_body_bytes,
-            timeout: settings.body_timeout,
-        },
-    });
+    let tokens = Tokens::new(reader, writer.clone(), settings.store_timeout);
+    let body_limits = BodyLimits {
+        bytes_max: settings.max_body_bytes,
+        timeout: settings.body_timeout,
+    };
+    let workers = Workers::start(|| {
+        http::router(http::Parts {
+            writer: writer.for_this_runtime(),
+            tokens: tokens.clone(),
+            body_limits,
+        })
+    })?;
+    drop((writer, tokens)); // the last of them ends the writer
     let deadlines = Deadlines {
         header: settings.header_timeout,
         idle: settings.idle_timeout,
     };
     let connections = Connections::new(
-        router,
+        workers,
         deadlines,
         draining.clone(),
         settings.max_connections,
-    )?;
+    );
     serve(
         listener,
         connections,
@@ -162,8 +167,7 @@ impl Signals {
 
 /// Every connection there is, and no more than there may be.
 struct Connections {
-    workers: Workers,
-    router: Router,
+    workers: Workers<Router>,
     deadlines: Deadlines,
     draining: Draining,
     slots: Arc<Semaphore>,
@@ -172,21 +176,15 @@ struct Connections {
 }
 
 impl Connections {
-    fn new(
-        router: Router,
-        deadlines: Deadlines,
-        draining: Draining,
-        max: usize,
-    ) -> anyhow::Result<Self> {
-        Ok(Self {
-            workers: Workers::start()?,
-            router,
+    fn new(workers: Workers<Router>, deadlines: Deadlines, draining: Draining, max: usize) -> Self {
+        Self {
+            workers,
             deadlines,
             draining,
             slots: Arc::new(Semaphore::new(max)),
             tasks: JoinSet::new(),
             stop: watch::Sender::new(()),
-        })
+        }
     }
 
     async fn accept_from(&mut self, listener: &TcpListener) {
@@ -225,10 +223,10 @@ impl Connections {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let (router, deadlines) = (self.router.clone(), self.deadlines);
+        let deadlines = self.deadlines;
         let (draining, stop) = (self.draining.clone(), self.stop.subscribe());
         self.workers
-            .spawn(&mut self.tasks, stream, async move |stream| {
+            .spawn(&mut self.tasks, stream, async move |stream, router| {
                 connection::serve(stream, router, deadlines, draining, stop).await;
                 drop(slot);
             });

@@ -1,8 +1,11 @@
 //! Group commit: a bounded queue feeds one thread that owns the store. While one batch is being
 //! committed the next gathers, and a reply is sent only after the commit that holds its plant.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
+mod post;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -11,16 +14,16 @@ use tokio::time::sleep;
 
 use crate::plant::{NewPlant, Plant};
 use crate::store::{Addition, Outcome, Store, StoreError, TokenId};
+use crate::writer::post::{Post, send_all};
 
 /// The most plants, and about the most bytes of them, in one transaction.
 const BATCH_LEN_MAX: usize = 1024;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 
-/// After a batch of this many plants the next one is given a moment to gather: with so many clients at
-/// work, fewer and larger commits leave more of the processor for all of them.
-const CROWD: usize = 8;
+/// With this many clients at work, a batch is given a moment to gather half of them: fewer and larger commits
+/// leave more of the processor for all, and while the store has one half, the other is read and answered.
+const CROWD: usize = 16;
 const GATHER: Duration = Duration::from_millis(1);
-const GATHER_STEP: Duration = Duration::from_micros(50);
 
 /// How often the clock of a batch is looked at, within the time that a reply may take. One clock for all who wait:
 /// a timer for each add would cost a twentieth of the throughput.
@@ -31,6 +34,8 @@ const LOOKS_A_TIMEOUT: u32 = 8;
 #[derive(Clone)]
 pub struct Writer {
     queue: mpsc::Sender<Job>,
+    call: Arc<Call>,
+    post: Post<Answer>,
 }
 
 /// Why a plant was not added.
@@ -82,11 +87,14 @@ impl Writer {
     ) -> (Self, WriterThread) {
         let (queue, jobs) = mpsc::channel(queue_len_max);
         let (end, ended) = oneshot::channel();
+        let call = Arc::new(Call::default());
         let desk = Arc::new(Desk {
             queue: Mutex::new(jobs),
             in_hand: Mutex::default(),
+            call: Arc::clone(&call),
         });
         tokio::spawn(watch(Arc::downgrade(&desk), reply_timeout));
+        let post = Post::start();
         thread::Builder::new()
             .name("writer".to_owned())
             .spawn(move || {
@@ -94,17 +102,29 @@ impl Writer {
                 let _ = end.send(body(&desk));
             })
             .expect("a process that has just started can start a thread");
-        (Self { queue }, WriterThread { ended })
+        (Self { queue, call, post }, WriterThread { ended })
+    }
+
+    /// The same writer for the current runtime: what it answers is delivered there.
+    #[must_use]
+    pub fn for_this_runtime(&self) -> Self {
+        Self {
+            queue: self.queue.clone(),
+            call: Arc::clone(&self.call),
+            post: Post::start(),
+        }
     }
 
     /// Adds a plant. `Ok` means that it is on disk, now or since before.
     pub async fn add(&self, plant: NewPlant, token: TokenId) -> Result<Plant, AddError> {
-        let (reply, replied) = oneshot::channel();
+        let (reply, replied) = self.post.reply();
         let job = Job::Add(Addition { plant, token }, reply);
         self.queue.try_send(job).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => AddError::Busy,
             mpsc::error::TrySendError::Closed(_) => AddError::Lost,
         })?;
+        self.call
+            .queued(self.queue.max_capacity() - self.queue.capacity());
         // Without a reply the thread is gone.
         replied.await.unwrap_or(Err(AddError::Lost))
     }
@@ -130,7 +150,8 @@ enum Job {
     Touch(TokenId, Timestamp),
 }
 
-type Reply = oneshot::Sender<Result<Plant, AddError>>;
+type Answer = Result<Plant, AddError>;
+type Reply = post::Reply<Answer>;
 
 /// What lies before the thread, and can be answered by another if the thread is stuck.
 struct Desk {
@@ -138,6 +159,42 @@ struct Desk {
     queue: Mutex<mpsc::Receiver<Job>>,
     /// Since when the store has the batch, and whoever waits for its commit.
     in_hand: Mutex<Option<(Instant, Vec<Reply>)>>,
+    call: Arc<Call>,
+}
+
+/// How the thread waits for others to queue without looking again and again: the last of them calls it.
+#[derive(Default)]
+struct Call {
+    /// How many are to be queued; 0 while the thread does not wait.
+    wanted: AtomicUsize,
+    thread: OnceLock<Thread>,
+}
+
+impl Call {
+    /// Waits until so many are queued, for a moment at most.
+    fn wait(&self, queue: &mpsc::Receiver<Job>, wanted: usize) {
+        let end = Instant::now() + GATHER;
+        self.thread.get_or_init(thread::current);
+        self.wanted.store(wanted, Ordering::SeqCst);
+        while queue.len() < wanted
+            && let Some(rest) = end.checked_duration_since(Instant::now())
+        {
+            thread::park_timeout(rest);
+        }
+        self.wanted.store(0, Ordering::SeqCst);
+    }
+
+    /// To be told whenever something was queued.
+    fn queued(&self, len: usize) {
+        let wanted = self.wanted.load(Ordering::SeqCst);
+        if wanted != 0
+            && len >= wanted
+            && self.wanted.swap(0, Ordering::SeqCst) != 0
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
 }
 
 impl Desk {
@@ -160,16 +217,14 @@ async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
         if let Some((since, replies)) = &mut *in_hand
             && since.elapsed() >= reply_timeout
         {
-            for reply in replies.drain(..) {
-                let _ = reply.send(Err(AddError::Lost));
-            }
+            send_all(replies.drain(..).map(|reply| (reply, Err(AddError::Lost))));
             // These have never reached the store.
             let mut queue = lock(&desk.queue);
-            while let Ok(job) = queue.try_recv() {
-                if let Job::Add(_, reply) = job {
-                    let _ = reply.send(Err(AddError::Busy));
-                }
-            }
+            let behind = std::iter::from_fn(|| queue.try_recv().ok());
+            send_all(behind.filter_map(|job| match job {
+                Job::Add(_, reply) => Some((reply, Err(AddError::Busy))),
+                Job::Touch(..) => None,
+            }));
         }
     }
 }
@@ -190,27 +245,24 @@ struct Batch {
 fn run(desk: &Desk, store: &mut Store) -> Result<(), StoreError> {
     let mut crowd = 0;
     loop {
-        let gathered = Batch::gather(&mut lock(&desk.queue), crowd);
+        let gathered = Batch::gather(&mut lock(&desk.queue), &desk.call, crowd);
         let Some(batch) = gathered else {
             return Ok(());
         };
-        crowd = batch.additions.len();
+        let answered = batch.additions.len();
         batch.commit(desk, store)?;
-        store.checkpoint_if_long()?;
         *lock(&desk.in_hand) = None;
+        crowd = answered + lock(&desk.queue).len();
     }
 }
 
 impl Batch {
-    /// Waits for a first job and takes what there is. After a crowd it waits for as many to come back, for a moment.
-    fn gather(queue: &mut mpsc::Receiver<Job>, crowd: usize) -> Option<Self> {
+    /// Waits for a first job and takes what there is. In a crowd it waits for half of it, for a moment.
+    fn gather(queue: &mut mpsc::Receiver<Job>, call: &Call, crowd: usize) -> Option<Self> {
         let mut batch = Self::default();
         batch.push(queue.blocking_recv()?);
         if crowd >= CROWD {
-            let begun = Instant::now();
-            while queue.len() + 1 < crowd && begun.elapsed() < GATHER {
-                thread::sleep(GATHER_STEP);
-            }
+            call.wait(queue, crowd / 2 - 1);
         }
         while !batch.is_full()
             && let Ok(job) = queue.try_recv()
@@ -244,14 +296,12 @@ impl Batch {
         match added {
             Ok(outcomes) => {
                 let answers = self.additions.into_iter().zip(outcomes);
-                for (reply, (addition, outcome)) in replies.into_iter().zip(answers) {
-                    // Whoever has hung up finds out by sending the plant again.
-                    let _ = reply.send(match outcome {
-                        Outcome::Added | Outcome::AlreadyThere => Ok(addition.plant.plant),
-                        Outcome::Taken => Err(AddError::Taken),
-                        Outcome::Damaged => Err(AddError::Damaged),
-                    });
-                }
+                let answers = answers.map(|(addition, outcome)| match outcome {
+                    Outcome::Added | Outcome::AlreadyThere => Ok(addition.plant.plant),
+                    Outcome::Taken => Err(AddError::Taken),
+                    Outcome::Damaged => Err(AddError::Damaged),
+                });
+                send_all(replies.into_iter().zip(answers));
             }
             Err(error) => {
                 let answer = match error {
@@ -260,9 +310,7 @@ impl Batch {
                     StoreError::Failed(_) => AddError::Lost,
                     StoreError::Damaged(_) => AddError::Damaged,
                 };
-                for reply in replies {
-                    let _ = reply.send(Err(answer));
-                }
+                send_all(replies.into_iter().map(|reply| (reply, Err(answer))));
                 proceed_unless_failed(error)?;
             }
         }

@@ -11,22 +11,23 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-/// All of them. They end when this is dropped.
-pub struct Workers(Vec<Worker>);
+/// All of them, each with something of its own to serve with. They end when this is dropped.
+pub struct Workers<T>(Vec<Worker<T>>);
 
-struct Worker {
+struct Worker<T> {
     runtime: Handle,
+    own: T,
     /// As many clones as it has connections.
     connections: Arc<()>,
     _end: oneshot::Sender<()>,
 }
 
-impl Workers {
-    /// Starts one for each core.
-    pub fn start() -> anyhow::Result<Self> {
+impl<T: Clone> Workers<T> {
+    /// Starts one for each core, and makes in its runtime what it is to have.
+    pub fn start(make_own: impl Fn() -> T) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         (0..cores)
-            .map(|_| Worker::start())
+            .map(|_| Worker::start(&make_own))
             .collect::<Result<_, _>>()
             .map(Self)
     }
@@ -36,19 +37,20 @@ impl Workers {
         &self,
         tasks: &mut JoinSet<()>,
         stream: TcpStream,
-        serve: impl FnOnce(tokio::net::TcpStream) -> F + Send + 'static,
+        serve: impl FnOnce(tokio::net::TcpStream, T) -> F + Send + 'static,
     ) where
         F: Future<Output = ()> + Send,
+        T: Send + 'static,
     {
         let least = self
             .0
             .iter()
             .min_by_key(|worker| Arc::strong_count(&worker.connections));
         let worker = least.expect("there is a core");
-        let counted = Arc::clone(&worker.connections);
+        let (own, counted) = (worker.own.clone(), Arc::clone(&worker.connections));
         let task = async move {
             match tokio::net::TcpStream::from_std(stream) {
-                Ok(stream) => serve(stream).await,
+                Ok(stream) => serve(stream, own).await,
                 Err(error) => tracing::warn!(%error, "cannot serve a connection"),
             }
             drop(counted);
@@ -57,11 +59,15 @@ impl Workers {
     }
 }
 
-impl Worker {
-    fn start() -> anyhow::Result<Self> {
+impl<T> Worker<T> {
+    fn start(make_own: impl Fn() -> T) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start a runtime")?;
         let handle = runtime.handle().clone();
+        let own = {
+            let _here = handle.enter();
+            make_own()
+        };
         let (end, ended) = oneshot::channel();
         thread::Builder::new()
             .name("worker".to_owned())
@@ -73,6 +79,7 @@ impl Worker {
             .context("cannot start a thread")?;
         Ok(Self {
             runtime: handle,
+            own,
             connections: Arc::new(()),
             _end: end,
         })

@@ -2,6 +2,7 @@
 //! is ever reported.
 
 mod check;
+mod checkpoints;
 mod log;
 mod open;
 mod rows;
@@ -21,18 +22,17 @@ use crate::store::contract::{
     Addition, Checked, Location, NewToken, Outcome, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError};
+use crate::store::sqlite::checkpoints::Checkpoints;
 use crate::store::sqlite::rows::{PlantRow, TokenRow};
 use crate::token::TokenDigest;
-
-/// The log is emptied into the database whenever it has grown by this many pages of 4 KiB.
-const LOG_PAGES_MAX: i32 = 1000;
 
 /// One connection to the database.
 pub struct Sqlite {
     connection: Connection,
     /// Pages in the log after the last commit, kept by SQLite's hook.
     log_pages: Arc<AtomicI32>,
-    log_pages_checkpointed: i32,
+    /// Of the one that serves.
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Sqlite {
@@ -55,7 +55,12 @@ impl Sqlite {
     /// would get a 200 that a power cut undoes.
     pub fn open_to_serve(location: &Location) -> Result<(Self, Lock), OpenError> {
         let (connection, lock) = open::exclusive(&location.path)?;
-        Ok((Self::new(connection), lock))
+        let checkpoints = Checkpoints::new(open::shared(&location.path)?);
+        let store = Self {
+            checkpoints: Some(checkpoints),
+            ..Self::new(connection)
+        };
+        Ok((store, lock))
     }
 
     fn new(mut connection: Connection) -> Self {
@@ -70,7 +75,7 @@ impl Sqlite {
         Self {
             connection,
             log_pages,
-            log_pages_checkpointed: 0,
+            checkpoints: None,
         }
     }
 
@@ -82,6 +87,9 @@ impl Sqlite {
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.proceed(&self.connection, self.log_pages.load(Ordering::Relaxed))?;
+        }
         let now = Timestamp::now().as_millisecond();
         let transaction = self.write()?;
         let mut outcomes = Vec::with_capacity(batch.len());
@@ -120,27 +128,6 @@ impl Sqlite {
         }
         transaction.commit()?;
         Ok(outcomes)
-    }
-
-    /// Moves the log into the database when it has become long. To be called between batches.
-    ///
-    /// SQLite would do this by itself inside a commit, but it would keep a failed fsync to itself
-    /// as well: the next attempt would seem to succeed, the log would be overwritten, and the
-    /// plants in it would be gone.
-    pub fn checkpoint_if_long(&mut self) -> Result<(), StoreError> {
-        let pages = self.log_pages.load(Ordering::Relaxed);
-        if pages < self.log_pages_checkpointed {
-            self.log_pages_checkpointed = 0; // the log has started again from its beginning
-        }
-        if pages - self.log_pages_checkpointed < LOG_PAGES_MAX {
-            return Ok(());
-        }
-        self.log_pages_checkpointed = pages;
-        // A reader in the way, or a full disk, leaves the rest for next time.
-        match open::checkpoint(&self.connection, "PASSIVE").map_err(StoreError::from) {
-            Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_)) => Ok(()),
-            Err(failed) => Err(failed),
-        }
     }
 
     /// Keeps a new token. False when the name is taken.

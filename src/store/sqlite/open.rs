@@ -179,7 +179,7 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
         ("synchronous = FULL", "2"),
         // Tokens are never deleted, so there is nothing to look up for every plant.
         ("foreign_keys = OFF", "0"),
-        // `Sqlite::checkpoint_if_long` says why.
+        // `checkpoints.rs` says why.
         ("wal_autocheckpoint = 0", "0"),
         // The drive's own cache, on the one system where fsync leaves it out.
         ("fullfsync = ON", "1"),

@@ -1,0 +1,141 @@
+//! Moving the log into the database while adds go on.
+//!
+//! SQLite would do this by itself inside a commit, but it would keep a failed fsync to itself as well: the
+//! next attempt would seem to succeed, the log would be overwritten, and the plants in it would be gone.
+//! And with random ids every plant is a page somewhere else, which takes a disk longer than the adds
+//! themselves; so most of it is done by a thread with a connection of its own.
+
+use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
+use std::thread::{self, JoinHandle};
+
+use rusqlite::Connection;
+
+use crate::store::error::StoreError;
+use crate::store::sqlite::open;
+
+/// The log is moved whenever it has grown by this many pages of 4 KiB.
+const PAGES_LONG: i32 = 1000;
+
+/// So few pages are moved between two batches. Only then can the log begin again: while the thread moves what
+/// there was, more is added.
+const PAGES_FEW: i32 = 400;
+
+/// A log that has grown by this many is moved before anything else, as a start after a crash has to move it all.
+const PAGES_MAX: i32 = 4000;
+
+/// When to move it, and who does.
+pub struct Checkpoints {
+    /// How long the log was when it had been moved.
+    moved_at: i32,
+    /// The thread moves what was in the log before this.
+    moving: Option<i32>,
+    mover: Mover,
+}
+
+struct Mover {
+    thread: Option<JoinHandle<()>>,
+    requests: Option<SyncSender<()>>,
+    results: Receiver<Result<(), StoreError>>,
+}
+
+impl Checkpoints {
+    /// With a connection besides the one that adds.
+    pub fn new(connection: Connection) -> Self {
+        Self {
+            moved_at: 0,
+            moving: None,
+            mover: Mover::start(connection),
+        }
+    }
+
+    /// To be called between batches, with the connection that adds and the length of the log. After a failure
+    /// nothing may be acknowledged any more.
+    pub fn proceed(&mut self, adding: &Connection, pages: i32) -> Result<(), StoreError> {
+        if pages < self.moved_at {
+            self.moved_at = 0; // the log has begun again
+        }
+        let grown = pages - self.moved_at;
+        let Some(up_to) = self.moving else {
+            if grown >= PAGES_LONG {
+                self.have_moved(pages);
+            }
+            return Ok(());
+        };
+        let Some(result) = self.mover.result(grown >= PAGES_MAX) else {
+            return Ok(());
+        };
+        self.moving = None;
+        result?;
+        if grown < PAGES_MAX && pages - up_to > PAGES_FEW {
+            self.have_moved(pages);
+            Ok(())
+        } else {
+            self.moved_at = pages;
+            move_log(adding)
+        }
+    }
+
+    fn have_moved(&mut self, up_to: i32) {
+        self.mover.ask();
+        self.moving = Some(up_to);
+    }
+}
+
+impl Mover {
+    fn start(connection: Connection) -> Self {
+        let (requests, asked) = mpsc::sync_channel(1);
+        let (done, results) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new()
+            .name("checkpoints".to_owned())
+            .spawn(move || {
+                while let Ok(()) = asked.recv()
+                    && done.send(move_log(&connection)).is_ok()
+                {}
+            })
+            .expect("a process that has just started can start a thread");
+        Self {
+            thread: Some(thread),
+            requests: Some(requests),
+            results,
+        }
+    }
+
+    fn ask(&self) {
+        if let Some(requests) = &self.requests {
+            // A thread that is gone has no result, and that is noticed.
+            let _ = requests.try_send(());
+        }
+    }
+
+    /// What came of it, if it is over or is to be waited for.
+    fn result(&self, wait: bool) -> Option<Result<(), StoreError>> {
+        let result = if wait {
+            self.results.recv().map_err(|_| TryRecvError::Disconnected)
+        } else {
+            self.results.try_recv()
+        };
+        match result {
+            Ok(result) => Some(result),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => panic!("the thread of the checkpoints has panicked"),
+        }
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            // Whatever it has not moved, the next start moves.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A reader in the way, or a full disk, leaves the rest for next time.
+fn move_log(connection: &Connection) -> Result<(), StoreError> {
+    match open::checkpoint(connection, "PASSIVE").map_err(StoreError::from) {
+        Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_)) => Ok(()),
+        Err(failed) => Err(failed),
+    }
+}
