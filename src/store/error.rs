@@ -3,37 +3,40 @@
 
 use rusqlite::ffi::SQLITE_IOERR_WRITE;
 
+/// What the engine or the disk said.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why a batch was not committed, or a question not answered.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Nothing was stored; the same batch may succeed later.
     #[error("the store is busy")]
-    Busy(#[source] rusqlite::Error),
+    Busy(#[source] Cause),
     /// Nothing was stored; there is no room.
     #[error("the store is full")]
-    Full(#[source] rusqlite::Error),
+    Full(#[source] Cause),
     /// What was asked for is there, but not as it was stored.
     #[error("the store is damaged; run `plantstore check`")]
-    Damaged(#[source] rusqlite::Error),
+    Damaged(#[source] Cause),
     /// Nobody knows what was stored, and this process must not use the store again: after a failed
     /// fsync the page cache no longer tells what is on disk.
     #[error("the store failed")]
-    Failed(#[source] rusqlite::Error),
+    Failed(#[source] Cause),
 }
 
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull};
         let Some(sqlite) = error.sqlite_error() else {
-            return Self::Damaged(error); // a value that none of us wrote
+            return Self::Damaged(error.into()); // a value that none of us wrote
         };
         match sqlite.code {
-            DiskFull => Self::Full(error),
-            DatabaseBusy | DatabaseLocked | ConstraintViolation => Self::Busy(error),
+            DiskFull => Self::Full(error.into()),
+            DatabaseBusy | DatabaseLocked | ConstraintViolation => Self::Busy(error.into()),
             // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the log
             // has no commit without its last frame.
-            _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Self::Busy(error),
-            _ => Self::Failed(error),
+            _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Self::Busy(error.into()),
+            _ => Self::Failed(error.into()),
         }
     }
 }

@@ -31,7 +31,7 @@ pub struct Sqlite {
     connection: Connection,
     /// Pages in the log after the last commit, kept by SQLite's hook.
     log_pages: Arc<AtomicI32>,
-    /// Of the one that serves.
+    /// Of the one that serves. Dropped after the connection: it has the file open.
     checkpoints: Option<Checkpoints>,
 }
 
@@ -55,7 +55,8 @@ impl Sqlite {
     /// would get a 200 that a power cut undoes.
     pub fn open_to_serve(location: &Location) -> Result<(Self, Lock), OpenError> {
         let (connection, lock) = open::exclusive(&location.path)?;
-        let checkpoints = Checkpoints::new(open::shared(&location.path)?);
+        let beside = open::shared(&location.path)?;
+        let checkpoints = Checkpoints::new(beside, open::file(&location.path)?);
         let store = Self {
             checkpoints: Some(checkpoints),
             ..Self::new(connection)

@@ -5,6 +5,7 @@
 //! And with random ids every plant is a page somewhere else, which takes a disk longer than the adds
 //! themselves; so most of it is done by a thread with a connection of its own.
 
+use std::fs::File;
 use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
 use std::thread::{self, JoinHandle};
 
@@ -39,12 +40,12 @@ struct Mover {
 }
 
 impl Checkpoints {
-    /// With a connection besides the one that adds.
-    pub fn new(connection: Connection) -> Self {
+    /// With a connection besides the one that adds, and the file to be synced.
+    pub fn new(connection: Connection, database: File) -> Self {
         Self {
             moved_at: 0,
             moving: None,
-            mover: Mover::start(connection),
+            mover: Mover::start(connection, database),
         }
     }
 
@@ -82,15 +83,25 @@ impl Checkpoints {
 }
 
 impl Mover {
-    fn start(connection: Connection) -> Self {
+    fn start(connection: Connection, database: File) -> Self {
         let (requests, asked) = mpsc::sync_channel(1);
         let (done, results) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
             .name("checkpoints".to_owned())
             .spawn(move || {
+                // SQLite leaves the sync to whoever moves the last page; with all of it still to be written that
+                // is a long wait.
+                let work = || {
+                    move_log(&connection)?;
+                    let synced = database.sync_data();
+                    synced.map_err(|error| StoreError::Failed(error.into()))
+                };
                 while let Ok(()) = asked.recv()
-                    && done.send(move_log(&connection)).is_ok()
+                    && done.send(work()).is_ok()
                 {}
+                // In this order: closing a file drops every lock that the process has on it, SQLite's included.
+                drop(connection);
+                drop(database);
             })
             .expect("a process that has just started can start a thread");
         Self {

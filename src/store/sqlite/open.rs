@@ -65,6 +65,11 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
+/// The file of the database itself, to be synced.
+pub(super) fn file(path: &Path) -> Result<File, OpenError> {
+    File::open(path).map_err(failed_to("open", path))
+}
+
 /// Makes an empty file that only its owner can read, if there is none, and sees to it that a power
 /// cut leaves it there. SQLite gives its other files the same mode.
 pub(super) fn create(path: &Path) -> Result<(), OpenError> {
