@@ -20,9 +20,8 @@ const BREAKS: [(&str, &str, &str, &str); 3] = [
         "src/writer.rs",
         "fn commit(self, desk: &Desk, store: &mut Store) -> Result<(), StoreError> {",
         "fn commit(mut self, desk: &Desk, store: &mut Store) -> Result<(), StoreError> {
-        for (reply, addition) in std::mem::take(&mut self.replies).into_iter().zip(&self.additions) {
-            let _ = reply.send(Ok(addition.plant.plant.clone()));
-        }",
+        let answers = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
+        send_all(std::mem::take(&mut self.replies).into_iter().zip(answers));",
     ),
     (
         "no-checkpoint-at-the-start",
