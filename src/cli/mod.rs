@@ -2,6 +2,7 @@
 //! command. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
 mod check;
+mod migrate;
 mod openapi;
 mod output;
 mod serve;
@@ -38,6 +39,8 @@ enum Subcommands {
     Token(token::TokenCommand),
     /// Read all that is stored and tell what is not as it was stored, also while the service runs
     Check(check::Check),
+    /// Make the tables in a database, or bring them up to date; for a role that may
+    Migrate(migrate::Migrate),
     /// Print the description of the interface (OpenAPI, YAML)
     Openapi,
 }
@@ -52,6 +55,7 @@ pub fn run() -> ExitCode {
         Subcommands::Serve(serve) => serve.run(),
         Subcommands::Token(token) => token.run(),
         Subcommands::Check(check) => check.run(),
+        Subcommands::Migrate(migrate) => migrate.run(),
         Subcommands::Openapi => openapi::run(),
     };
     match done {

@@ -7,6 +7,7 @@ mod log;
 mod open;
 mod rows;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -15,12 +16,11 @@ use rusqlite::config::DbConfig;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
-pub use open::{Lock, sync_directory_of};
+use open::Lock;
+pub use open::sync_directory_of;
 
 use crate::plant::NewPlant;
-use crate::store::contract::{
-    Addition, Checked, Location, NewToken, Outcome, TokenId, TokenRecord,
-};
+use crate::store::contract::{Addition, Checked, NewToken, Outcome, TokenId, TokenRecord};
 use crate::store::error::{OpenError, StoreError};
 use crate::store::sqlite::checkpoints::Checkpoints;
 use crate::store::sqlite::rows::{PlantRow, TokenRow};
@@ -33,18 +33,19 @@ pub struct Sqlite {
     log_pages: Arc<AtomicI32>,
     /// Of the one that serves. Dropped after the connection: it has the file open.
     checkpoints: Option<Checkpoints>,
+    _lock: Option<Lock>,
 }
 
 impl Sqlite {
     /// Opens a store that is there, beside a server or without one.
-    pub fn open(location: &Location) -> Result<Self, OpenError> {
-        Ok(Self::new(open::shared(&location.path)?))
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self::new(open::shared(path)?))
     }
 
     /// Opens a store, making it if it is not there.
-    pub fn open_or_create(location: &Location) -> Result<Self, OpenError> {
-        open::create(&location.path)?;
-        Self::open(location)
+    pub fn open_or_create(path: &Path) -> Result<Self, OpenError> {
+        open::create(path)?;
+        Self::open(path)
     }
 
     /// Opens the store for the one server that may use it while it holds the lock, making it if it
@@ -53,15 +54,15 @@ impl Sqlite {
     /// Whatever an earlier process left in the log is synced before this returns. Without that, a
     /// plant whose fsync was cut short would be visible but not durable, and sending it again
     /// would get a 200 that a power cut undoes.
-    pub fn open_to_serve(location: &Location) -> Result<(Self, Lock), OpenError> {
-        let (connection, lock) = open::exclusive(&location.path)?;
-        let beside = open::shared(&location.path)?;
-        let checkpoints = Checkpoints::new(beside, open::file(&location.path)?);
-        let store = Self {
+    pub fn open_to_serve(path: &Path) -> Result<Self, OpenError> {
+        let (connection, lock) = open::exclusive(path)?;
+        let beside = open::shared(path)?;
+        let checkpoints = Checkpoints::new(beside, open::file(path)?);
+        Ok(Self {
             checkpoints: Some(checkpoints),
+            _lock: Some(lock),
             ..Self::new(connection)
-        };
-        Ok((store, lock))
+        })
     }
 
     fn new(mut connection: Connection) -> Self {
@@ -77,6 +78,7 @@ impl Sqlite {
             connection,
             log_pages,
             checkpoints: None,
+            _lock: None,
         }
     }
 
@@ -183,13 +185,13 @@ impl Sqlite {
     }
 
     /// Whether there is any token, revoked ones included.
-    pub fn has_tokens(&self) -> Result<bool, StoreError> {
+    pub fn has_tokens(&mut self) -> Result<bool, StoreError> {
         let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
         Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
     }
 
     /// Every token, oldest first.
-    pub fn tokens(&self) -> Result<Vec<TokenRecord>, StoreError> {
+    pub fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
         let mut select = self
             .connection
             .prepare_cached("SELECT * FROM tokens ORDER BY id")?;
@@ -200,7 +202,7 @@ impl Sqlite {
     }
 
     /// The token with this digest.
-    pub fn token(&self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
+    pub fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
         let mut select = self
             .connection
             .prepare_cached("SELECT * FROM tokens WHERE digest = ?1")?;
@@ -210,7 +212,7 @@ impl Sqlite {
     }
 
     /// Reads everything, and tells in words what is not as it was stored.
-    pub fn check(&self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
         // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
         self.connection
             .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
