@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::plant::NewPlant;
+use crate::plant::{NewPlant, Plant};
 use crate::store::url::Url;
 use crate::token::TokenDigest;
 
@@ -57,6 +57,19 @@ pub struct Addition {
     pub token: TokenId,
 }
 
+/// A plant as the store knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlantRecord {
+    /// Its id.
+    pub id: i64,
+    /// The rest of what was sent.
+    pub plant: Plant,
+    /// When it was added, to the millisecond.
+    pub added_at: Timestamp,
+    /// By which token.
+    pub added_by: TokenId,
+}
+
 /// What became of an addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -93,7 +106,7 @@ pub struct NewToken<'a> {
 }
 
 /// A token as the store knows it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TokenRecord {
     /// Its number within the store.
     pub id: TokenId,

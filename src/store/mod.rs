@@ -8,13 +8,16 @@ mod postgres;
 mod sqlite;
 mod url;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use crate::token::TokenDigest;
 
-pub use contract::{Addition, Checked, Location, NewToken, Outcome, TokenId, TokenRecord};
+pub use contract::{
+    Addition, Checked, Location, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+};
 pub use error::{OpenError, StoreError};
 pub use sqlite::sync_directory_of;
 
@@ -129,6 +132,42 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.token(digest),
             Self::Postgres(store) => store.token(digest),
+        }
+    }
+
+    /// How many plants there are.
+    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.count_plants(),
+            Self::Postgres(store) => store.count_plants(),
+        }
+    }
+
+    /// The plants with ids of this range, by id, as many as fit in a page.
+    pub fn plants(
+        &mut self,
+        ids: RangeInclusive<i64>,
+        page_len: u32,
+    ) -> Result<Vec<PlantRecord>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.plants(&ids, page_len),
+            Self::Postgres(store) => store.plants(&ids, page_len),
+        }
+    }
+
+    /// Keeps plants of another store as they are; leaves what is there.
+    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.keep_plants(plants),
+            Self::Postgres(store) => store.keep_plants(plants),
+        }
+    }
+
+    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
+    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.keep_tokens(tokens),
+            Self::Postgres(store) => store.keep_tokens(tokens),
         }
     }
 

@@ -6,16 +6,18 @@ mod text;
 mod tls;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 use crate::plant::Plant;
-use crate::store::contract::{Addition, Checked, NewToken, Outcome, TokenId, TokenRecord};
+use crate::store::contract::{Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord};
 use crate::store::error::{Cause, OpenError, StoreError};
 use crate::store::postgres::session::{ConnectError, STEPS, Session, VERSION};
 use crate::store::postgres::tls::Tls;
@@ -207,7 +209,7 @@ impl Postgres {
         let digest: &[u8] = token.digest.as_bytes();
         let rows = self.block_on(async |link| {
             link.until_known(async |session| {
-                let values: [&(dyn tokio_postgres::types::ToSql + Sync); 6] = [
+                let values: [&(dyn ToSql + Sync); 6] = [
                     &id,
                     &token.name,
                     &digest,
@@ -261,6 +263,84 @@ impl Postgres {
             let row =
                 link.until_known(async |session| session.client.query_opt(sql, &[&digest]).await);
             row.await?.as_ref().map(token_record).transpose()
+        })
+    }
+
+    /// How many plants there are.
+    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
+        self.block_on(async |link| {
+            let sql = "SELECT count(*) FROM plants";
+            let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
+            Ok(u64::try_from(row.await?.get::<_, i64>(0)).unwrap_or_default())
+        })
+    }
+
+    /// The plants with ids of this range, by id, as many as fit in a page.
+    pub fn plants(
+        &mut self,
+        ids: &RangeInclusive<i64>,
+        page_len: u32,
+    ) -> Result<Vec<PlantRecord>, StoreError> {
+        let page_len = i64::from(page_len);
+        self.block_on(async |link| {
+            let sql = "SELECT id, name, tag, added_at, added_by FROM plants
+                       WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3";
+            let rows = link.until_known(async |session| {
+                let values: [&(dyn ToSql + Sync); 3] = [ids.start(), ids.end(), &page_len];
+                session.client.query(sql, &values).await
+            });
+            rows.await?.iter().map(plant_record).collect()
+        })
+    }
+
+    /// Keeps plants of another store as they are; leaves what is there.
+    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        let column = |value: fn(&PlantRecord) -> i64| plants.iter().map(value).collect::<Vec<_>>();
+        let (ids, tokens) = (column(|plant| plant.id), column(|plant| plant.added_by.0));
+        let times: Vec<_> = plants.iter().map(|plant| plant.added_at).collect();
+        let names: Vec<_> = plants.iter().map(|plant| text::stored(&plant.plant.name)).collect();
+        let tag = |plant: &PlantRecord| plant.plant.tag.as_deref().map(|tag| text::stored(tag).into_owned());
+        let tags: Vec<_> = plants.iter().map(tag).collect();
+        self.block_on(async |link| {
+            let sql = "INSERT INTO plants (id, name, tag, added_at, added_by)
+                       SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
+                       ON CONFLICT (id) DO NOTHING";
+            let kept = link.until_known(async |session| {
+                let values: [&(dyn ToSql + Sync); 5] = [&ids, &names, &tags, &times, &tokens];
+                session.client.execute(sql, &values).await
+            });
+            kept.await.map(drop)
+        })
+    }
+
+    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
+    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        self.block_on(async |link| {
+            for token in tokens {
+                let sql = "INSERT INTO tokens
+                             (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
+                           VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                           ON CONFLICT (id) DO UPDATE
+                           SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at
+                           WHERE tokens.digest = excluded.digest";
+                let digest: &[u8] = token.digest.as_bytes();
+                let rate_limit = token.rate_limit.map(i64::from);
+                let kept = link.until_known(async |session| {
+                    let values: [&(dyn ToSql + Sync); 8] = [
+                        &token.id.0,
+                        &&*token.name,
+                        &digest,
+                        &rate_limit,
+                        &token.created_at,
+                        &token.expires_at,
+                        &token.revoked_at,
+                        &token.last_used_at,
+                    ];
+                    session.client.execute(sql, &values).await
+                });
+                kept.await?;
+            }
+            Ok(())
         })
     }
 
@@ -387,7 +467,7 @@ impl Link {
             .collect();
         if !others.is_empty() {
             let ids: Vec<_> = others.iter().map(|addition| addition.plant.id).collect();
-            let there = self.plants(&ids).await?;
+            let there = self.there(&ids).await?;
             for other in others {
                 if there.get(&other.plant.id) == Some(&other.plant.plant) {
                     first.insert(other.plant.id, other);
@@ -443,7 +523,8 @@ impl Link {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    async fn plants(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
+    /// Those of these plants that are stored.
+    async fn there(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
         let sql = "SELECT id, name, tag FROM plants WHERE id = ANY($1)";
         let rows = self
             .until_known(async |session| session.client.query(sql, &[&ids]).await)
@@ -500,6 +581,21 @@ fn was_made(error: &Error) -> bool {
     error.code().is_some_and(|code| made.contains(code))
 }
 
+fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
+    let (id, plant) = plant(row)?;
+    Ok(PlantRecord {
+        id,
+        plant,
+        added_at: to_the_millisecond(row.get(3)),
+        added_by: TokenId(row.get(4)),
+    })
+}
+
+/// As precise as records are.
+fn to_the_millisecond(time: Timestamp) -> Timestamp {
+    Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
+}
+
 fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
     let original = |stored: &str| match text::original(stored) {
         Some(text) => Ok(text.into_owned()),
@@ -518,6 +614,7 @@ fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     let digest: &[u8] = row.get("digest");
     let digest = digest.try_into().map_err(|_| damaged())?;
     let rate_limit: Option<i64> = row.get("rate_limit");
+    let time = |column| row.get::<_, Option<Timestamp>>(column).map(to_the_millisecond);
     Ok(TokenRecord {
         id: TokenId(row.get("id")),
         name: row.get::<_, &str>("name").into(),
@@ -525,10 +622,10 @@ fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
         rate_limit: rate_limit
             .map(|limit| u32::try_from(limit).map_err(|_| damaged()))
             .transpose()?,
-        created_at: row.get("created_at"),
-        expires_at: row.get("expires_at"),
-        revoked_at: row.get("revoked_at"),
-        last_used_at: row.get("last_used_at"),
+        created_at: to_the_millisecond(row.get("created_at")),
+        expires_at: time("expires_at"),
+        revoked_at: time("revoked_at"),
+        last_used_at: time("last_used_at"),
     })
 }
 

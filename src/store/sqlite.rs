@@ -7,6 +7,7 @@ mod log;
 mod open;
 mod rows;
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -20,7 +21,7 @@ use open::Lock;
 pub use open::sync_directory_of;
 
 use crate::plant::NewPlant;
-use crate::store::contract::{Addition, Checked, NewToken, Outcome, TokenId, TokenRecord};
+use crate::store::contract::{Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord};
 use crate::store::error::{OpenError, StoreError};
 use crate::store::sqlite::checkpoints::Checkpoints;
 use crate::store::sqlite::rows::{PlantRow, TokenRow};
@@ -97,10 +98,7 @@ impl Sqlite {
         let transaction = self.write()?;
         let mut outcomes = Vec::with_capacity(batch.len());
         {
-            let mut insert = transaction.prepare_cached(
-                "INSERT INTO plants (id, name, tag, added_at, added_by, checksum)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (id) DO NOTHING",
-            )?;
+            let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
             for Addition { plant, token } in batch {
                 let row = PlantRow {
                     id: plant.id,
@@ -109,14 +107,7 @@ impl Sqlite {
                     added_at: now,
                     added_by: token.0,
                 };
-                let inserted = insert.execute(params![
-                    row.id,
-                    row.name,
-                    row.tag,
-                    row.added_at,
-                    row.added_by,
-                    row.checksum()
-                ])?;
+                let inserted = rows::insert(&mut insert, &row)?;
                 outcomes.push(match inserted {
                     0 => compare(&transaction, plant)?,
                     _ => Outcome::Added,
@@ -209,6 +200,67 @@ impl Sqlite {
         Ok(select
             .query_row([digest.as_bytes()], rows::token)
             .optional()?)
+    }
+
+    /// How many plants there are.
+    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
+        let sql = "SELECT count(*) FROM plants";
+        Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
+    }
+
+    /// The plants with ids of this range, by id, as many as fit in a page.
+    pub fn plants(
+        &mut self,
+        ids: &RangeInclusive<i64>,
+        page_len: u32,
+    ) -> Result<Vec<PlantRecord>, StoreError> {
+        let mut select = self.connection.prepare_cached(rows::SELECT_RANGE)?;
+        let values = params![ids.start(), ids.end(), page_len];
+        let plants = select
+            .query_map(values, rows::plant_record)?
+            .collect::<Result<_, _>>()?;
+        Ok(plants)
+    }
+
+    /// Keeps plants of another store as they are; leaves what is there.
+    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        let transaction = self.write()?;
+        {
+            let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
+            for record in plants {
+                rows::insert(&mut insert, &PlantRow::from(record))?;
+            }
+        }
+        Ok(transaction.commit()?)
+    }
+
+    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
+    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        let transaction = self.write()?;
+        for token in tokens {
+            let row = TokenRow::from(token);
+            transaction.execute(
+                "INSERT OR IGNORE INTO tokens
+                   (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+                 ON CONFLICT (id) DO UPDATE
+                 SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at,
+                     checksum = excluded.checksum
+                 WHERE digest = excluded.digest",
+                params![
+                    token.id.0,
+                    row.name,
+                    row.digest,
+                    row.rate_limit,
+                    row.created_at,
+                    row.expires_at,
+                    row.revoked_at,
+                    token.last_used_at.map(Timestamp::as_millisecond),
+                    row.checksum(),
+                ],
+            )?;
+        }
+        Ok(transaction.commit()?)
     }
 
     /// Reads everything, and tells in words what is not as it was stored.
