@@ -80,7 +80,8 @@ def provenance():
 class Peers:
     """The first part: everybody beside each other."""
 
-    def __init__(self, contenders, closed, opened, sync_us, memory_run, left_out, rounds, seconds):
+    def __init__(self, contenders, closed, opened, sync_us, singles, memory_run, left_out, rounds, seconds):
+        self.single_rows = statistics.median(singles) if singles else None
         self.contenders, self.left_out, self.sync_us, self.memory_run = contenders, left_out, sync_us, memory_run
         self.rounds, self.seconds = rounds, seconds
         self.closed = {key: medians(results) for key, results in closed.items()}
@@ -117,6 +118,13 @@ class Peers:
             peer, p99 = self.best(64, "p99_us")
             text = f"p99 at 64 connections, how much lower than the best durable peer's ({peer})"
             rows.insert(2, verdict(text, p99 / ours(64, "p99_us"), "≥", 5, "×"))
+        names = {contender.name for contender in self.contenders}
+        if {"PostgREST", "Plant Store, PostgreSQL"} <= names:
+            over = self.at("Plant Store, PostgreSQL", 256, "rate")
+            text = "Plant Store over PostgreSQL, adds/s at 256 connections, to PostgREST's on the same server"
+            rows.append(verdict(text, over / self.at("PostgREST", 256, "rate"), "≥", 8, "×"))
+            text = f"… to the {self.single_rows:,.0f} single-row inserts/s of `pgbench -M prepared -c 32` there"
+            rows.append(verdict(text, over / self.single_rows, "≥", 1, "×"))
         return rows
 
     def main_table(self, connections=256):

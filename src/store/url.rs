@@ -18,6 +18,9 @@ pub struct Url {
     pub roots_path: Option<PathBuf>,
 }
 
+/// PostgreSQL's own.
+const PORT: u16 = 5432;
+
 /// How long one host may take to answer, unless the URL says otherwise.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -73,11 +76,13 @@ impl FromStr for Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |host: &Host| match host {
-            Host::Tcp(name) => name.clone(),
+        let ports = self.config.get_ports();
+        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(PORT);
+        let name = |(at, host): (usize, &Host)| match host {
+            Host::Tcp(name) => format!("{name}:{}", port(at)),
             Host::Unix(path) => path.display().to_string(),
         };
-        let hosts: Vec<_> = self.config.get_hosts().iter().map(name).collect();
+        let hosts: Vec<_> = self.config.get_hosts().iter().enumerate().map(name).collect();
         write!(f, "postgres://{}", hosts.join(","))?;
         match self.config.get_dbname() {
             Some(name) => write!(f, "/{name}"),
