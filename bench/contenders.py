@@ -28,7 +28,7 @@ class Contender:
 
     name = ""
     promise = ""  # what a good answer means, and what it does not
-    durable = True  # a good answer survives a power cut
+    durable = True  # a good answer means that the plant is stored, and survives a power cut
     peer = True  # not ours, not the floor
     path = "/plants"
     expect = 200
@@ -289,6 +289,7 @@ class RqliteQueue(Rqlite):
 
     name = "rqlite, queue"
     path = "/db/execute?queue&wait"
+    durable = False
     promise = "On disk, in the Raft log. **A taken id, or any error of SQLite, is not told.**"
 
 

@@ -23,7 +23,8 @@ each through all contenders, in an order that moves on with each round; a number
 {seconds:g} s. The load generator (`bench/load`) is one thread of ours. It sends the same plants to all: ids ascending, half of them
 with a tag, one plant a request, each authenticated; before the clock starts, every connection has had one answer. Peak memory and
 CPU are those of all processes of a server. Bytes on disk are what its directory grew by, without PostgreSQL's log, which has a size
-of its own. A *durable* peer is one whose good answer survives a power cut; *best* is the best of those, column by column.
+of its own. A *durable* peer is one whose good answer means that the plant is stored and survives
+a power cut (rqlite's queue says nothing of a plant that it could not store); *best* is the best of those, column by column.
 """
 
 

@@ -24,8 +24,8 @@ pub use sqlite::sync_directory_of;
 use postgres::Postgres;
 use sqlite::Sqlite;
 
-/// How long a command may wait for a database, with all attempts.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a command may wait for one answer of a database, with all attempts: it may have much to count.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One connection to where plants and tokens are kept.
 pub enum Store {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
@@ -38,6 +38,9 @@ const ADD: &str = "
 /// Between two attempts: longer each time, and never quite the same.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// For what is good to have and not waited for.
+const NOTE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One connection to the database, made anew whenever it is lost.
 pub struct Postgres {
@@ -183,15 +186,7 @@ impl Postgres {
     ) -> Result<Vec<Outcome>, StoreError> {
         self.block_on(async |link| {
             let outcomes = link.add(batch).await?;
-            for (token, used_at) in used {
-                let sql = "UPDATE tokens SET last_used_at = $2
-                           WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
-                let noted = link.until_known(async |session| {
-                    session.client.execute(sql, &[&token.0, used_at]).await
-                });
-                // The next minute is noted again.
-                let _ = noted.await;
-            }
+            link.note_use(used).await;
             Ok(outcomes)
         })
     }
@@ -345,8 +340,22 @@ impl Postgres {
     }
 
     /// Reads everything, and tells in words what none of us has stored.
-    pub fn check(&mut self, _wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
         self.block_on(async |link| {
+            let sql = "SELECT plants.id, plants.added_by, tokens.id IS NULL
+                       FROM plants LEFT JOIN tokens ON tokens.id = plants.added_by
+                       WHERE tokens.id IS NULL OR name ~ $1 OR tag ~ $1
+                       ORDER BY plants.id LIMIT 1000";
+            let escape = "\u{1a}([^01]|$)";
+            let rows = link.until_known(async |session| session.client.query(sql, &[&escape]).await);
+            for row in rows.await? {
+                let (id, token): (i64, i64) = (row.get(0), row.get(1));
+                wrong(if row.get(2) {
+                    format!("plant {id}: added by token {token}, which is not there")
+                } else {
+                    format!("plant {id}: not what was stored")
+                });
+            }
             let sql = "SELECT (SELECT count(*) FROM plants), (SELECT count(*) FROM tokens)";
             let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
             let row = row.await?;
@@ -444,6 +453,21 @@ impl Link {
             }
             sleep(jitter).await;
             pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Notes when tokens were used, if that is done at once: plants are waiting, and the next minute is noted again.
+    async fn note_use(&mut self, used: &[(TokenId, Timestamp)]) {
+        let sql = "UPDATE tokens SET last_used_at = $2
+                   WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
+        for (token, used_at) in used {
+            let Some(session) = &self.session else {
+                return;
+            };
+            let noted = session.client.execute(sql, &[&token.0, used_at]);
+            if !matches!(timeout(NOTE_TIMEOUT, noted).await, Ok(Ok(_))) {
+                self.session = None;
+            }
         }
     }
 
