@@ -38,12 +38,14 @@ impl Copy {
             let missing = missing(page, &mut target)?;
             Ok(target.keep_plants(&missing)?)
         })?;
-        each_page(&mut source, &Progress::of(plants, "comparing"), |page| {
-            match missing(page, &mut target)?.first() {
+        each_page(
+            &mut source,
+            &Progress::of(plants, "comparing"),
+            |page| match missing(page, &mut target)?.first() {
                 Some(plant) => bail!("{to} has another plant with id {}", plant.id),
                 None => Ok(()),
-            }
-        })?;
+            },
+        )?;
 
         let there = target.tokens()?;
         if let Some(token) = tokens.iter().find(|token| !there.contains(token)) {
@@ -58,7 +60,10 @@ impl Copy {
                 there.len()
             );
         }
-        eprintln!("copied and compared: plants {copied}, tokens {}", there.len());
+        eprintln!(
+            "copied and compared: plants {copied}, tokens {}",
+            there.len()
+        );
         Ok(())
     }
 }

@@ -17,7 +17,9 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 use crate::plant::Plant;
-use crate::store::contract::{Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord};
+use crate::store::contract::{
+    Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+};
 use crate::store::error::{Cause, OpenError, StoreError};
 use crate::store::postgres::session::{ConnectError, STEPS, Session, VERSION};
 use crate::store::postgres::tls::Tls;
@@ -293,8 +295,17 @@ impl Postgres {
         let column = |value: fn(&PlantRecord) -> i64| plants.iter().map(value).collect::<Vec<_>>();
         let (ids, tokens) = (column(|plant| plant.id), column(|plant| plant.added_by.0));
         let times: Vec<_> = plants.iter().map(|plant| plant.added_at).collect();
-        let names: Vec<_> = plants.iter().map(|plant| text::stored(&plant.plant.name)).collect();
-        let tag = |plant: &PlantRecord| plant.plant.tag.as_deref().map(|tag| text::stored(tag).into_owned());
+        let names: Vec<_> = plants
+            .iter()
+            .map(|plant| text::stored(&plant.plant.name))
+            .collect();
+        let tag = |plant: &PlantRecord| {
+            plant
+                .plant
+                .tag
+                .as_deref()
+                .map(|tag| text::stored(tag).into_owned())
+        };
         let tags: Vec<_> = plants.iter().map(tag).collect();
         self.block_on(async |link| {
             let sql = "INSERT INTO plants (id, name, tag, added_at, added_by)
@@ -344,10 +355,11 @@ impl Postgres {
         self.block_on(async |link| {
             let sql = "SELECT plants.id, plants.added_by, tokens.id IS NULL
                        FROM plants LEFT JOIN tokens ON tokens.id = plants.added_by
-                       WHERE tokens.id IS NULL OR name ~ $1 OR tag ~ $1
+                       WHERE tokens.id IS NULL OR plants.name ~ $1 OR plants.tag ~ $1
                        ORDER BY plants.id LIMIT 1000";
             let escape = "\u{1a}([^01]|$)";
-            let rows = link.until_known(async |session| session.client.query(sql, &[&escape]).await);
+            let rows =
+                link.until_known(async |session| session.client.query(sql, &[&escape]).await);
             for row in rows.await? {
                 let (id, token): (i64, i64) = (row.get(0), row.get(1));
                 wrong(if row.get(2) {
@@ -464,7 +476,8 @@ impl Link {
             let Some(session) = &self.session else {
                 return;
             };
-            let noted = session.client.execute(sql, &[&token.0, used_at]);
+            let values: [&(dyn ToSql + Sync); 2] = [&token.0, used_at];
+            let noted = session.client.execute(sql, &values);
             if !matches!(timeout(NOTE_TIMEOUT, noted).await, Ok(Ok(_))) {
                 self.session = None;
             }
@@ -638,7 +651,10 @@ fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     let digest: &[u8] = row.get("digest");
     let digest = digest.try_into().map_err(|_| damaged())?;
     let rate_limit: Option<i64> = row.get("rate_limit");
-    let time = |column| row.get::<_, Option<Timestamp>>(column).map(to_the_millisecond);
+    let time = |column| {
+        row.get::<_, Option<Timestamp>>(column)
+            .map(to_the_millisecond)
+    };
     Ok(TokenRecord {
         id: TokenId(row.get("id")),
         name: row.get::<_, &str>("name").into(),

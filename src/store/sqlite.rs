@@ -21,7 +21,9 @@ use open::Lock;
 pub use open::sync_directory_of;
 
 use crate::plant::NewPlant;
-use crate::store::contract::{Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord};
+use crate::store::contract::{
+    Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+};
 use crate::store::error::{OpenError, StoreError};
 use crate::store::sqlite::checkpoints::Checkpoints;
 use crate::store::sqlite::rows::{PlantRow, TokenRow};
@@ -205,7 +207,8 @@ impl Sqlite {
     /// How many plants there are.
     pub fn count_plants(&mut self) -> Result<u64, StoreError> {
         let sql = "SELECT count(*) FROM plants";
-        Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
+        let count: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
+        Ok(count.unsigned_abs())
     }
 
     /// The plants with ids of this range, by id, as many as fit in a page.

@@ -82,7 +82,13 @@ impl fmt::Display for Url {
             Host::Tcp(name) => format!("{name}:{}", port(at)),
             Host::Unix(path) => path.display().to_string(),
         };
-        let hosts: Vec<_> = self.config.get_hosts().iter().enumerate().map(name).collect();
+        let hosts: Vec<_> = self
+            .config
+            .get_hosts()
+            .iter()
+            .enumerate()
+            .map(name)
+            .collect();
         write!(f, "postgres://{}", hosts.join(","))?;
         match self.config.get_dbname() {
             Some(name) => write!(f, "/{name}"),

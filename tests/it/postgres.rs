@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::postgres::{store, with_client};
-use crate::harness::{Server, directory, plantstore, run, run_ok, wait_until};
+use crate::harness::{Client, Server, directory, plantstore, run, run_ok, wait_until};
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
@@ -43,7 +43,10 @@ fn a_server_that_would_make_a_200_a_lie_is_refused_by_the_name_of_the_setting() 
     let directory = directory();
     let url = url(directory.path());
     let database = url.rsplit('/').next().expect("a name");
-    sql(&url, &format!("ALTER DATABASE \"{database}\" SET synchronous_commit = off"));
+    sql(
+        &url,
+        &format!("ALTER DATABASE \"{database}\" SET synchronous_commit = off"),
+    );
     let sentence = refusal(directory.path(), &SERVE);
     assert!(sentence.contains("synchronous_commit is off"), "{sentence}");
     let sentence = refusal(directory.path(), &["token", "create", "a"]);
@@ -61,7 +64,10 @@ fn a_role_without_rights_to_create_works_once_another_has_migrated() {
         &format!("CREATE ROLE {role} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC"),
     );
     let clerk = as_role(&url, &role);
-    let sentence = refusal(directory.path(), &[&SERVE[..], &["--store", &clerk]].concat());
+    let sentence = refusal(
+        directory.path(),
+        &[&SERVE[..], &["--store", &clerk]].concat(),
+    );
     assert!(sentence.contains("run `plantstore migrate`"), "{sentence}");
 
     run_ok(directory.path(), &["migrate"]);
@@ -72,7 +78,10 @@ fn a_role_without_rights_to_create_works_once_another_has_migrated() {
              GRANT SELECT, INSERT, UPDATE ON plants, tokens TO {role}"
         ),
     );
-    let token = run_ok(directory.path(), &["token", "create", "a", "--store", &clerk]);
+    let token = run_ok(
+        directory.path(),
+        &["token", "create", "a", "--store", &clerk],
+    );
     let server = Server::start_in(directory.path(), &["--store", &clerk]);
     for _ in 0..2 {
         assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
@@ -86,7 +95,12 @@ fn many_nodes_migrate_at_once_and_each_finds_it_done() {
     let directory = directory();
     url(directory.path());
     let mut children: Vec<_> = (0..8)
-        .map(|_| plantstore(directory.path()).arg("migrate").spawn().expect("it starts"))
+        .map(|_| {
+            plantstore(directory.path())
+                .arg("migrate")
+                .spawn()
+                .expect("it starts")
+        })
         .collect();
     for child in &mut children {
         assert!(crate::harness::wait_for_exit(child).success());
@@ -99,7 +113,10 @@ fn many_nodes_migrate_at_once_and_each_finds_it_done() {
 fn a_schema_that_is_newer_than_we_are_is_refused() {
     let directory = directory();
     run_ok(directory.path(), &["migrate"]);
-    sql(&url(directory.path()), "INSERT INTO plantstore_schema VALUES (99)");
+    sql(
+        &url(directory.path()),
+        "INSERT INTO plantstore_schema VALUES (99)",
+    );
     let sentence = refusal(directory.path(), &SERVE);
     assert!(sentence.contains("schema version 99"), "{sentence}");
 }
@@ -133,12 +150,15 @@ fn of_two_nodes_racing_for_an_id_exactly_one_wins() {
     for id in 0..50 {
         let statuses = thread::scope(|scope| {
             let adds = nodes.iter().zip(["a", "b"]).map(|(node, name)| {
-                let token = &token;
+                let (token, address) = (&token, node.address());
                 let body = format!(r#"{{"id":{id},"name":"{name}"}}"#);
-                scope.spawn(move || node.connect().add(token, body.as_bytes()).status)
+                scope.spawn(move || Client::connect(address).add(token, body.as_bytes()).status)
             });
             let adds: Vec<_> = adds.collect();
-            let mut statuses: Vec<_> = adds.into_iter().map(|add| add.join().expect("no panic")).collect();
+            let mut statuses: Vec<_> = adds
+                .into_iter()
+                .map(|add| add.join().expect("no panic"))
+                .collect();
             statuses.sort_unstable();
             statuses
         });
@@ -168,18 +188,26 @@ fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
         for near in door.incoming().map_while(Result::ok) {
             let far = TcpStream::connect(database).expect("the server");
             for (mut from, mut to) in [
-                (near.try_clone().expect("a socket"), far.try_clone().expect("a socket")),
+                (
+                    near.try_clone().expect("a socket"),
+                    far.try_clone().expect("a socket"),
+                ),
                 (far, near),
             ] {
                 thread::spawn(move || std::io::copy(&mut from, &mut to));
             }
         }
     });
-    wait_until("it adds", || server.connect().add(token.trim(), BODY).status == 200);
+    wait_until("it adds", || {
+        server.connect().add(token.trim(), BODY).status == 200
+    });
 }
 
 fn address(url: &str) -> SocketAddr {
-    let host = url.split('@').nth(1).and_then(|rest| rest.split('/').next());
+    let host = url
+        .split('@')
+        .nth(1)
+        .and_then(|rest| rest.split('/').next());
     host.expect("a host").parse().expect("an address")
 }
 
@@ -190,7 +218,10 @@ fn verify_full_checks_who_the_server_is_and_what_it_is_called() {
     let url = url(directory.path());
     let roots = std::env::var("TEST_POSTGRES_ROOTS").expect("the server's certificate");
     let verified = format!("{url}?sslmode=verify-full&sslrootcert={roots}");
-    run_ok(directory.path(), &["token", "create", "a", "--store", &verified]);
+    run_ok(
+        directory.path(),
+        &["token", "create", "a", "--store", &verified],
+    );
 
     // The certificate is made out to the address, and not to this name.
     let misnamed = verified.replace("127.0.0.1", "localhost");
@@ -199,12 +230,23 @@ fn verify_full_checks_who_the_server_is_and_what_it_is_called() {
 
     let strangers = directory.path().join("strangers.pem");
     let made = std::process::Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ])
         .args(["-subj", "/CN=stranger", "-keyout", "/dev/null", "-out"])
         .arg(&strangers)
         .output();
     assert!(made.expect("openssl runs").status.success());
-    let strange = format!("{url}?sslmode=verify-full&sslrootcert={}", strangers.display());
+    let strange = format!(
+        "{url}?sslmode=verify-full&sslrootcert={}",
+        strangers.display()
+    );
     let sentence = refusal(directory.path(), &["token", "list", "--store", &strange]);
     assert!(sentence.contains("invalid peer certificate"), "{sentence}");
 }
@@ -236,13 +278,23 @@ fn a_store_moves_house_and_back_with_all_it_has() {
     let there = url(directory.path());
     let here = "sqlite:plantstore.db";
     let server = Server::start_in(directory.path(), &["--store", here]);
-    let token = std::fs::read_to_string(directory.path().join("plantstore.token")).expect("a token");
-    run_ok(directory.path(), &["token", "create", "gone", "--store", here]);
-    run_ok(directory.path(), &["token", "revoke", "gone", "--store", here]);
+    let token =
+        std::fs::read_to_string(directory.path().join("plantstore.token")).expect("a token");
+    run_ok(
+        directory.path(),
+        &["token", "create", "gone", "--store", here],
+    );
+    run_ok(
+        directory.path(),
+        &["token", "revoke", "gone", "--store", here],
+    );
     let names = ["Fern", "\\u0000", "\\u001a0", "🌱", ""];
     for (id, name) in (i64::MAX - 2500..=i64::MAX).zip(names.iter().cycle()) {
         let body = format!(r#"{{"id":{id},"name":"{name}","tag":"{name}"}}"#);
-        assert_eq!(server.connect().add(token.trim(), body.as_bytes()).status, 200);
+        assert_eq!(
+            server.connect().add(token.trim(), body.as_bytes()).status,
+            200
+        );
     }
     drop(server);
 
@@ -256,23 +308,43 @@ fn a_store_moves_house_and_back_with_all_it_has() {
     sql(&there, "DELETE FROM plants WHERE id % 3 = 0");
     assert!(copy(here, &there).status.success());
     assert!(copy(&there, "sqlite:back.db").status.success());
-    let listed = |store: &str| run_ok(directory.path(), &["token", "list", "--json", "--store", store]);
+    let listed = |store: &str| {
+        run_ok(
+            directory.path(),
+            &["token", "list", "--json", "--store", store],
+        )
+    };
     assert_eq!(listed(here), listed("sqlite:back.db"));
-    assert_eq!(run_ok(directory.path(), &["check", "--store", "sqlite:back.db"]), "no damage: plants 2501, tokens 2\n");
+    assert_eq!(
+        run_ok(directory.path(), &["check", "--store", "sqlite:back.db"]),
+        "no damage: plants 2501, tokens 2\n"
+    );
 
-    sql(&there, "UPDATE plants SET name = 'another' WHERE id = 9223372036854775807");
+    sql(
+        &there,
+        "UPDATE plants SET name = 'another' WHERE id = 9223372036854775807",
+    );
     let refused = copy(here, &there);
     assert_eq!(refused.status.code(), Some(1));
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("another plant with id 9223372036854775807"), "{said}");
+    assert!(
+        said.contains("another plant with id 9223372036854775807"),
+        "{said}"
+    );
 }
 
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 /// The fenced blocks of a chapter: language and text.
 fn blocks(chapter: &str) -> Vec<(&'static str, &'static str)> {
-    let chapter = OPERATIONS.split("\n## ").find(|text| text.starts_with(chapter));
-    let fenced = chapter.expect("the chapter").split("```").skip(1).step_by(2);
+    let chapter = OPERATIONS
+        .split("\n## ")
+        .find(|text| text.starts_with(chapter));
+    let fenced = chapter
+        .expect("the chapter")
+        .split("```")
+        .skip(1)
+        .step_by(2);
     let block = |block: &'static str| block.split_once('\n').expect("a language");
     fenced.map(block).collect()
 }
@@ -314,13 +386,22 @@ fn the_walk_through_of_three_nodes_and_of_moving_house_works_as_written() {
         script = script.replace(port, &free.to_string());
     }
     let printed = shell(directory.path(), &script, &[("DATABASE", &server)]);
-    let (_, expected) = blocks.iter().find(|(language, _)| *language == "json").expect("answers");
+    let (_, expected) = blocks
+        .iter()
+        .find(|(language, _)| *language == "json")
+        .expect("answers");
     assert!(printed.ends_with(expected), "{printed}");
 
     let house = crate::harness::directory();
     let to = self::url(house.path());
-    run_ok(house.path(), &["token", "create", "a", "--store", "sqlite:plantstore.db"]);
+    run_ok(
+        house.path(),
+        &["token", "create", "a", "--store", "sqlite:plantstore.db"],
+    );
     let (_, moving) = self::blocks("Moving house")[0];
     shell(house.path(), moving, &[("PLANTSTORE_STORE", &to)]);
-    assert_eq!(run_ok(house.path(), &["check"]), "no damage: plants 0, tokens 1\n");
+    assert_eq!(
+        run_ok(house.path(), &["check"]),
+        "no damage: plants 0, tokens 1\n"
+    );
 }
