@@ -1,13 +1,14 @@
 //! Group commit: a bounded queue feeds the threads that own the store, one for each connection to it. While one
 //! batch is being committed the next gathers, and a reply is sent only after the commit that holds its plant.
 
+mod call;
+mod in_hand;
 mod post;
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::mpsc;
@@ -15,6 +16,8 @@ use tokio::time::sleep;
 
 use crate::plant::{NewPlant, Plant};
 use crate::store::{Addition, Outcome, Store, StoreError, TokenId};
+use crate::writer::call::Call;
+use crate::writer::in_hand::lock;
 use crate::writer::post::{Post, send_all};
 
 /// The most plants, and about the most bytes of them, in one transaction.
@@ -172,6 +175,7 @@ enum Job {
 
 type Answer = Result<Plant, AddError>;
 type Reply = post::Reply<Answer>;
+type InHand = in_hand::InHand<Reply>;
 
 /// What lies before the threads, and can be answered by another if they are stuck.
 struct Desk {
@@ -180,69 +184,6 @@ struct Desk {
     /// Of each thread.
     in_hand: Vec<InHand>,
     call: Arc<Call>,
-}
-
-/// Since when the store has a batch, and whoever waits for its commit.
-#[derive(Default)]
-struct InHand(Mutex<Option<(Instant, Vec<Reply>)>>);
-
-impl InHand {
-    fn begin(&self, replies: Vec<Reply>) {
-        *lock(&self.0) = Some((Instant::now(), replies));
-    }
-
-    /// Those who are still to be answered.
-    fn take_replies(&self) -> Vec<Reply> {
-        match &mut *lock(&self.0) {
-            Some((_, replies)) => std::mem::take(replies),
-            None => Vec::new(),
-        }
-    }
-
-    fn end(&self) {
-        *lock(&self.0) = None;
-    }
-
-    fn is_stuck(&self, timeout: Duration) -> bool {
-        lock(&self.0)
-            .as_ref()
-            .is_some_and(|(since, _)| since.elapsed() >= timeout)
-    }
-}
-
-/// How a thread waits for others to queue without looking again and again: the last of them calls it.
-#[derive(Default)]
-struct Call {
-    /// How many are to be queued; 0 while no thread waits.
-    wanted: AtomicUsize,
-    thread: Mutex<Option<Thread>>,
-}
-
-impl Call {
-    /// Waits until so many are queued, for a moment at most.
-    fn wait(&self, queue: &mpsc::Receiver<Job>, wanted: usize) {
-        let end = Instant::now() + GATHER;
-        *lock(&self.thread) = Some(thread::current());
-        self.wanted.store(wanted, Ordering::SeqCst);
-        while queue.len() < wanted
-            && let Some(rest) = end.checked_duration_since(Instant::now())
-        {
-            thread::park_timeout(rest);
-        }
-        self.wanted.store(0, Ordering::SeqCst);
-    }
-
-    /// To be told whenever something was queued.
-    fn queued(&self, len: usize) {
-        let wanted = self.wanted.load(Ordering::SeqCst);
-        if wanted != 0
-            && len >= wanted
-            && self.wanted.swap(0, Ordering::SeqCst) != 0
-            && let Some(thread) = &*lock(&self.thread)
-        {
-            thread.unpark();
-        }
-    }
 }
 
 /// Answers for threads that do not come back from the store in time.
@@ -268,10 +209,6 @@ async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
             }));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Default)]
@@ -303,7 +240,7 @@ impl Batch {
         let mut batch = Self::default();
         batch.push(queue.blocking_recv()?);
         if crowd >= CROWD {
-            call.wait(queue, crowd / 2 - 1);
+            call.wait(|| queue.len(), crowd / 2 - 1, GATHER);
         }
         while !batch.is_full()
             && let Ok(job) = queue.try_recv()

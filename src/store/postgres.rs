@@ -1,63 +1,37 @@
 //! Plants and tokens in PostgreSQL, or an engine that speaks its protocol. A batch is one statement, and what
 //! became of it is never guessed: an answer that was lost is found out by running the same batch again.
 
+mod batch;
+mod link;
+mod rows;
 mod session;
 mod text;
 mod tls;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Error, Row};
 
-use crate::plant::Plant;
 use crate::store::contract::{
     Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
 };
-use crate::store::error::{Cause, OpenError, StoreError};
-use crate::store::postgres::session::{ConnectError, STEPS, Session, VERSION};
+use crate::store::error::{OpenError, StoreError};
+use crate::store::postgres::link::{Link, chain};
+use crate::store::postgres::session::{ConnectError, STEPS, VERSION};
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
 use crate::token::TokenDigest;
-
-/// A replay is a write too: its commit waits for the standby, as that of the first time should have. Sorted, so
-/// that two batches cannot wait for each other.
-const ADD: &str = "
-    INSERT INTO plants (id, name, tag, added_at, added_by)
-    SELECT id, name, tag, $4::TIMESTAMPTZ, added_by
-    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $5::BIGINT[]) AS new (id, name, tag, added_by)
-    ORDER BY id
-    ON CONFLICT (id) DO UPDATE SET name = excluded.name
-    WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
-    RETURNING id, added_at";
-
-/// Between two attempts: longer each time, and never quite the same.
-const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_millis(500);
-
-/// For what is good to have and not waited for.
-const NOTE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One connection to the database, made anew whenever it is lost.
 pub struct Postgres {
     /// None only while it is dropped.
     runtime: Option<Runtime>,
     link: Link,
-}
-
-/// Everything but the runtime.
-struct Link {
-    url: Url,
-    tls: Option<Tls>,
-    /// How long whatever is asked may take, with all attempts.
-    timeout: Duration,
-    session: Option<Session>,
 }
 
 impl Postgres {
@@ -248,7 +222,7 @@ impl Postgres {
         self.block_on(async |link| {
             let sql = "SELECT * FROM tokens ORDER BY created_at, id";
             let rows = link.until_known(async |session| session.client.query(sql, &[]).await);
-            rows.await?.iter().map(token_record).collect()
+            rows.await?.iter().map(rows::token_record).collect()
         })
     }
 
@@ -259,7 +233,7 @@ impl Postgres {
             let sql = "SELECT * FROM tokens WHERE digest = $1";
             let row =
                 link.until_known(async |session| session.client.query_opt(sql, &[&digest]).await);
-            row.await?.as_ref().map(token_record).transpose()
+            row.await?.as_ref().map(rows::token_record).transpose()
         })
     }
 
@@ -286,7 +260,7 @@ impl Postgres {
                 let values: [&(dyn ToSql + Sync); 3] = [ids.start(), ids.end(), &page_len];
                 session.client.query(sql, &values).await
             });
-            rows.await?.iter().map(plant_record).collect()
+            rows.await?.iter().map(rows::plant_record).collect()
         })
     }
 
@@ -394,221 +368,6 @@ impl Drop for Postgres {
     }
 }
 
-impl Link {
-    /// The connection, made now if there is none.
-    async fn session(&mut self) -> Result<&Session, ConnectError> {
-        if self
-            .session
-            .as_ref()
-            .is_none_or(|session| session.client.is_closed())
-        {
-            self.session = Some(Session::connect(&self.url, self.tls.as_ref()).await?);
-        }
-        Ok(self.session.as_ref().expect("it was made just now"))
-    }
-
-    /// Does something that can be done again without harm until it is known to have succeeded, or to have failed
-    /// for good, or until the time is over.
-    async fn until_known<T>(
-        &mut self,
-        attempt: impl AsyncFn(&Session) -> Result<T, Error>,
-    ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + self.timeout;
-        let mut pause = PAUSE_MIN;
-        let mut may_be_stored = false;
-        loop {
-            let cause: Cause = match timeout_at(deadline, self.session()).await {
-                Err(elapsed) => elapsed.into(),
-                Ok(Err(ConnectError::Away(error))) => error.into(),
-                Ok(Err(refused)) => return Err(given_up(may_be_stored, refused.into())),
-                Ok(Ok(session)) => {
-                    session.expect_no_warning();
-                    let result = timeout_at(deadline, attempt(session)).await;
-                    let warned = session.has_warned();
-                    match result {
-                        Ok(Ok(done)) if !warned => return Ok(done),
-                        Ok(Err(error)) => {
-                            match Meaning::of(&error) {
-                                Meaning::Again => {}
-                                Meaning::Elsewhere => self.session = None,
-                                Meaning::Unknown => {
-                                    self.session = None;
-                                    may_be_stored = true;
-                                }
-                                Meaning::Full if !may_be_stored => {
-                                    return Err(StoreError::Full(error.into()));
-                                }
-                                Meaning::Full | Meaning::Never => {
-                                    return Err(given_up(may_be_stored, error.into()));
-                                }
-                            }
-                            error.into()
-                        }
-                        Ok(Ok(_)) => {
-                            self.session = None;
-                            may_be_stored = true;
-                            "the database has warned".into()
-                        }
-                        Err(elapsed) => {
-                            // Never a cancel: that could turn a commit that waits into a success.
-                            self.session = None;
-                            may_be_stored = true;
-                            elapsed.into()
-                        }
-                    }
-                }
-            };
-            tracing::debug!(cause = %chain(&cause), "another attempt at the database");
-            let jitter = pause.mul_f64(fraction());
-            if Instant::now() + jitter >= deadline {
-                return Err(given_up(may_be_stored, cause));
-            }
-            sleep(jitter).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
-    /// Notes when tokens were used, if that is done at once: plants are waiting, and the next minute is noted again.
-    async fn note_use(&mut self, used: &[(TokenId, Timestamp)]) {
-        let sql = "UPDATE tokens SET last_used_at = $2
-                   WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
-        for (token, used_at) in used {
-            let Some(session) = &self.session else {
-                return;
-            };
-            let values: [&(dyn ToSql + Sync); 2] = [&token.0, used_at];
-            let noted = session.client.execute(sql, &values);
-            if !matches!(timeout(NOTE_TIMEOUT, noted).await, Ok(Ok(_))) {
-                self.session = None;
-            }
-        }
-    }
-
-    async fn add(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
-        // Of several plants with one id the first is sent, and the others are compared with it.
-        let mut first = BTreeMap::new();
-        for addition in batch {
-            first.entry(addition.plant.id).or_insert(addition);
-        }
-        let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond())
-            .expect("now is within the range");
-        let mut stored = self.insert(first.values().copied(), now).await?;
-
-        // Where the first was not the one that is stored, another may be.
-        let others: Vec<_> = batch
-            .iter()
-            .filter(|addition| {
-                let id = addition.plant.id;
-                !stored.contains_key(&id) && addition.plant.plant != first[&id].plant.plant
-            })
-            .collect();
-        if !others.is_empty() {
-            let ids: Vec<_> = others.iter().map(|addition| addition.plant.id).collect();
-            let there = self.there(&ids).await?;
-            for other in others {
-                if there.get(&other.plant.id) == Some(&other.plant.plant) {
-                    first.insert(other.plant.id, other);
-                }
-            }
-            let again = first.values().copied();
-            let again: Vec<_> = again
-                .filter(|addition| ids.contains(&addition.plant.id))
-                .collect();
-            stored.extend(self.insert(again.into_iter(), now).await?);
-        }
-
-        let mut seen = HashSet::new();
-        let outcome = |addition: &Addition| {
-            let id = addition.plant.id;
-            match stored.get(&id) {
-                Some(added_at) if addition.plant.plant == first[&id].plant.plant => {
-                    let is_first = seen.insert(id);
-                    if is_first && *added_at == now {
-                        Outcome::Added
-                    } else {
-                        Outcome::AlreadyThere
-                    }
-                }
-                _ => Outcome::Taken,
-            }
-        };
-        Ok(batch.iter().map(outcome).collect())
-    }
-
-    /// Stores plants with different ids; tells since when those are there that are stored now just as given.
-    async fn insert<'a>(
-        &mut self,
-        additions: impl Iterator<Item = &'a Addition>,
-        now: Timestamp,
-    ) -> Result<HashMap<i64, Timestamp>, StoreError> {
-        let (mut ids, mut names, mut tags, mut tokens) = (vec![], vec![], vec![], vec![]);
-        for Addition { plant, token } in additions {
-            ids.push(plant.id);
-            names.push(text::stored(&plant.plant.name));
-            tags.push(plant.plant.tag.as_deref().map(text::stored));
-            tokens.push(token.0);
-        }
-        let rows = self
-            .until_known(async |session| {
-                let add = session.add(ADD).await?;
-                session
-                    .client
-                    .query(add, &[&ids, &names, &tags, &now, &tokens])
-                    .await
-            })
-            .await?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
-    }
-
-    /// Those of these plants that are stored.
-    async fn there(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
-        let sql = "SELECT id, name, tag FROM plants WHERE id = ANY($1)";
-        let rows = self
-            .until_known(async |session| session.client.query(sql, &[&ids]).await)
-            .await?;
-        rows.iter().map(plant).collect()
-    }
-}
-
-/// What an error of a statement means for what it was to do.
-enum Meaning {
-    /// Not done, and the next attempt may succeed.
-    Again,
-    /// Not done, and this server will not do it: it has become a standby.
-    Elsewhere,
-    /// Perhaps done.
-    Unknown,
-    /// Not done: no room.
-    Full,
-    /// Not done, and not to be done until a person has changed something.
-    Never,
-}
-
-impl Meaning {
-    fn of(error: &Error) -> Self {
-        let Some(code) = error.code() else {
-            return Self::Unknown; // the connection is gone, or what came is not what was expected
-        };
-        match code.code() {
-            "25006" => Self::Elsewhere,
-            "40003" => Self::Unknown,
-            "53100" => Self::Full,
-            code if code.starts_with("08") || code.starts_with("57P") => Self::Unknown,
-            // Serialization, deadlock, locks, a query that somebody has cancelled, too little of something.
-            code if ["40", "53", "55", "57"].contains(&&code[..2]) => Self::Again,
-            _ => Self::Never,
-        }
-    }
-}
-
-fn given_up(may_be_stored: bool, cause: Cause) -> StoreError {
-    if may_be_stored {
-        StoreError::Unknown(cause)
-    } else {
-        StoreError::Busy(cause)
-    }
-}
-
 fn was_made(error: &Error) -> bool {
     let made = [
         SqlState::DUPLICATE_TABLE,
@@ -618,72 +377,8 @@ fn was_made(error: &Error) -> bool {
     error.code().is_some_and(|code| made.contains(code))
 }
 
-fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
-    let (id, plant) = plant(row)?;
-    Ok(PlantRecord {
-        id,
-        plant,
-        added_at: to_the_millisecond(row.get(3)),
-        added_by: TokenId(row.get(4)),
-    })
-}
-
-/// As precise as records are.
-fn to_the_millisecond(time: Timestamp) -> Timestamp {
-    Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
-}
-
-fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
-    let original = |stored: &str| match text::original(stored) {
-        Some(text) => Ok(text.into_owned()),
-        None => Err(StoreError::Damaged("a plant is not what was stored".into())),
-    };
-    let tag: Option<&str> = row.get(2);
-    let plant = Plant {
-        name: original(row.get(1))?,
-        tag: tag.map(original).transpose()?,
-    };
-    Ok((row.get(0), plant))
-}
-
-fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
-    let damaged = || StoreError::Damaged("a token is not what was stored".into());
-    let digest: &[u8] = row.get("digest");
-    let digest = digest.try_into().map_err(|_| damaged())?;
-    let rate_limit: Option<i64> = row.get("rate_limit");
-    let time = |column| {
-        row.get::<_, Option<Timestamp>>(column)
-            .map(to_the_millisecond)
-    };
-    Ok(TokenRecord {
-        id: TokenId(row.get("id")),
-        name: row.get::<_, &str>("name").into(),
-        digest: TokenDigest::from_bytes(digest),
-        rate_limit: rate_limit
-            .map(|limit| u32::try_from(limit).map_err(|_| damaged()))
-            .transpose()?,
-        created_at: to_the_millisecond(row.get("created_at")),
-        expires_at: time("expires_at"),
-        revoked_at: time("revoked_at"),
-        last_used_at: time("last_used_at"),
-    })
-}
-
 /// The number of a token: positive, and unlike any other, as its digest is.
 fn number(digest: &TokenDigest) -> i64 {
     let (first, _) = digest.as_bytes().split_at(8);
     i64::from_be_bytes(first.try_into().expect("8 bytes")) & i64::MAX
-}
-
-/// Between a half and one. A pause can do without randomness, if there is none.
-fn fraction() -> f64 {
-    let random = getrandom::u32().unwrap_or(u32::MAX);
-    0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0
-}
-
-/// An error with all that is behind it.
-fn chain(error: &Cause) -> String {
-    let sources = std::iter::successors(error.source(), |error| error.source());
-    let all = std::iter::once(error.to_string()).chain(sources.map(ToString::to_string));
-    all.collect::<Vec<_>>().join(": ")
 }
