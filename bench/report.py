@@ -23,7 +23,8 @@ each through all contenders, in an order that moves on with each round; a number
 {seconds:g} s. The load generator (`bench/load`) is one thread of ours. It sends the same plants to all: ids ascending, half of them
 with a tag, one plant a request, each authenticated; before the clock starts, every connection has had one answer. Peak memory and
 CPU are those of all processes of a server. Bytes on disk are what its directory grew by, without PostgreSQL's log, which has a size
-of its own. A *durable* peer is one whose good answer survives a power cut; *best* is the best of those, column by column.
+of its own. A *durable* peer is one whose good answer means that the plant is stored and survives
+a power cut (rqlite's queue says nothing of a plant that it could not store); *best* is the best of those, column by column.
 """
 
 
@@ -80,7 +81,8 @@ def provenance():
 class Peers:
     """The first part: everybody beside each other."""
 
-    def __init__(self, contenders, closed, opened, sync_us, memory_run, left_out, rounds, seconds):
+    def __init__(self, contenders, closed, opened, sync_us, singles, memory_run, left_out, rounds, seconds):
+        self.single_rows = statistics.median(singles) if singles else None
         self.contenders, self.left_out, self.sync_us, self.memory_run = contenders, left_out, sync_us, memory_run
         self.rounds, self.seconds = rounds, seconds
         self.closed = {key: medians(results) for key, results in closed.items()}
@@ -117,6 +119,13 @@ class Peers:
             peer, p99 = self.best(64, "p99_us")
             text = f"p99 at 64 connections, how much lower than the best durable peer's ({peer})"
             rows.insert(2, verdict(text, p99 / ours(64, "p99_us"), "≥", 5, "×"))
+        names = {contender.name for contender in self.contenders}
+        if {"PostgREST", "Plant Store, PostgreSQL"} <= names:
+            over = self.at("Plant Store, PostgreSQL", 256, "rate")
+            text = "Plant Store over PostgreSQL, adds/s at 256 connections, to PostgREST's on the same server"
+            rows.append(verdict(text, over / self.at("PostgREST", 256, "rate"), "≥", 8, "×"))
+            text = f"… to the {self.single_rows:,.0f} single-row inserts/s of `pgbench -M prepared -c 32` there"
+            rows.append(verdict(text, over / self.single_rows, "≥", 1, "×"))
         return rows
 
     def main_table(self, connections=256):

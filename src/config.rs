@@ -14,7 +14,7 @@ use crate::store::Location;
 /// Where the store is: for every command.
 #[derive(Debug, Clone, Args)]
 pub struct StoreSettings {
-    /// Where plants and tokens are kept: sqlite:PATH
+    /// Where plants and tokens are kept: sqlite:PATH or postgres://USER@HOST/DATABASE
     #[arg(long, value_name = "URL", default_value = "sqlite:plantstore.db")]
     pub store: Location,
 }
@@ -44,6 +44,10 @@ pub struct Settings {
     /// The most plants waiting for the store; more are answered 503
     #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     pub max_queue: usize,
+
+    /// How many connections to PostgreSQL add plants, and one more reads tokens; SQLite has one
+    #[arg(long, value_name = "N", default_value = "4", value_parser = up_to(64))]
+    pub store_connections: usize,
 
     /// How long the head of a request may take to arrive
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]

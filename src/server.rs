@@ -5,6 +5,7 @@ mod first_run;
 mod workers;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::config::Settings;
 use crate::http::stream::Deadlines;
 use crate::http::{self, BodyLimits, Draining, Tokens, connection};
-use crate::store::Store;
-use crate::writer::{Writer, WriterThread};
+use crate::store::{Location, Store};
+use crate::writer::{Writer, WriterThreads};
 
 pub use workers::Workers;
 
@@ -46,11 +47,16 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     // The port is claimed first, so that nothing is made when it is taken; but nobody can connect
     // before the store is ready.
     let socket = bind(settings.listen)?;
-    let location = &settings.store.store;
-    let (mut store, _lock) = Store::open_to_serve(location)?;
-    let first_token = first_run::make_first_token(&mut store, location)?;
-    let reader = Store::open(location)?;
-    let (writer, writer_thread) = Writer::spawn(store, settings.max_queue, settings.store_timeout);
+    let Opened {
+        stores,
+        reader,
+        first_token,
+    } = {
+        let settings = settings.clone();
+        tokio::task::spawn_blocking(move || open(&settings)).await??
+    };
+    let (writer, writer_threads) =
+        Writer::spawn(stores, settings.max_queue, settings.store_timeout);
 
     let listener = socket
         .listen(BACKLOG)
@@ -59,7 +65,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         %address,
-        store = %location.path.display(),
+        store = %settings.store.store,
         "listening"
     );
     if let Some(token_path) = first_token {
@@ -94,25 +100,49 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         listener,
         connections,
         draining,
-        writer_thread,
+        writer_threads,
         &mut asked_to_end,
         settings.drain_timeout,
     )
     .await
 }
 
+/// The store, as often as it is needed.
+struct Opened {
+    stores: Vec<Store>,
+    /// For the tokens.
+    reader: Store,
+    first_token: Option<PathBuf>,
+}
+
+fn open(settings: &Settings) -> anyhow::Result<Opened> {
+    let location = &settings.store.store;
+    let timeout = settings.store_timeout;
+    let mut stores = Store::open_to_serve(location, settings.store_connections, timeout)?;
+    let first_token = match (location, &mut stores[..]) {
+        (Location::Sqlite(path), [store, ..]) => first_run::make_first_token(store, path)?,
+        // Others use it too, and perhaps it cannot be reached yet.
+        _ => None,
+    };
+    Ok(Opened {
+        stores,
+        reader: Store::open_beside(location, timeout)?,
+        first_token,
+    })
+}
+
 async fn serve(
     listener: TcpListener,
     mut connections: Connections,
     draining: Draining,
-    mut writer_thread: WriterThread,
+    mut writer_threads: WriterThreads,
     asked_to_end: &mut Signals,
     drain_timeout: Duration,
 ) -> anyhow::Result<()> {
     tokio::select! {
         () = connections.accept_from(&listener) => {}
         () = asked_to_end.next() => {}
-        ended = writer_thread.ended() => {
+        ended = writer_threads.ended() => {
             draining.begin();
             drop(listener);
             connections.finish(Instant::now() + FAILED_DRAIN_TIMEOUT).await;
@@ -126,13 +156,13 @@ async fn serve(
     tokio::select! {
         () = connections.drain(deadline) => {}
         () = asked_to_end.next() => tracing::warn!("asked again: connections are cut"),
-        ended = writer_thread.ended() => return ended.context(FAILED),
+        ended = writer_threads.ended() => return ended.context(FAILED),
     }
     // Nobody can reach the writer any more, so it commits what it holds and ends.
     drop(connections);
     let deadline = deadline.max(Instant::now() + LAST_COMMIT_TIMEOUT);
     tokio::select! {
-        ended = writer_thread.ended() => ended.context(FAILED)?,
+        ended = writer_threads.ended() => ended.context(FAILED)?,
         () = sleep_until(deadline) => anyhow::bail!(STUCK),
         () = asked_to_end.next() => anyhow::bail!(STUCK),
     }

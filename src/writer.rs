@@ -1,19 +1,23 @@
-//! Group commit: a bounded queue feeds one thread that owns the store. While one batch is being
-//! committed the next gathers, and a reply is sent only after the commit that holds its plant.
+//! Group commit: a bounded queue feeds the threads that own the store, one for each connection to it. While one
+//! batch is being committed the next gathers, and a reply is sent only after the commit that holds its plant.
 
+mod call;
+mod in_hand;
 mod post;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::plant::{NewPlant, Plant};
 use crate::store::{Addition, Outcome, Store, StoreError, TokenId};
+use crate::writer::call::Call;
+use crate::writer::in_hand::lock;
 use crate::writer::post::{Post, send_all};
 
 /// The most plants, and about the most bytes of them, in one transaction.
@@ -30,7 +34,7 @@ const GATHER: Duration = Duration::from_millis(1);
 const LOOKS_A_TIMEOUT: u32 = 8;
 
 /// The way to the store for everything that is written while serving. When the last clone is
-/// dropped, the thread commits what is queued and ends.
+/// dropped, the threads commit what is queued and end.
 #[derive(Clone)]
 pub struct Writer {
     queue: mpsc::Sender<Job>,
@@ -58,51 +62,65 @@ pub enum AddError {
     Damaged,
 }
 
-/// The thread behind a `Writer`.
-pub struct WriterThread {
-    ended: oneshot::Receiver<Result<(), StoreError>>,
+/// The threads behind a `Writer`.
+pub struct WriterThreads {
+    running: usize,
+    ended: mpsc::Receiver<thread::Result<Result<(), StoreError>>>,
 }
 
 impl Writer {
-    /// Starts the thread, and the watch over it on the current runtime.
+    /// Starts a thread for each connection to the store, and the watch over them on the current runtime.
     pub fn spawn(
-        mut store: Store,
+        stores: Vec<Store>,
         queue_len_max: usize,
         reply_timeout: Duration,
-    ) -> (Self, WriterThread) {
-        Self::spawn_with(queue_len_max, reply_timeout, move |desk| {
-            let result = run(desk, &mut store);
-            if result.is_err() {
-                // Closing would sync again, and after a failed fsync that may claim success.
-                std::mem::forget(store);
+    ) -> (Self, WriterThreads) {
+        let bodies = stores.into_iter().map(|mut store| {
+            move |desk: &Desk, in_hand: &InHand| {
+                let result = run(desk, in_hand, &mut store);
+                if result.is_err() {
+                    // Closing would sync again, and after a failed fsync that may claim success.
+                    std::mem::forget(store);
+                }
+                result
             }
-            result
-        })
+        });
+        Self::spawn_with(queue_len_max, reply_timeout, bodies.collect())
     }
 
-    fn spawn_with(
+    fn spawn_with<F>(
         queue_len_max: usize,
         reply_timeout: Duration,
-        body: impl FnOnce(&Desk) -> Result<(), StoreError> + Send + 'static,
-    ) -> (Self, WriterThread) {
+        bodies: Vec<F>,
+    ) -> (Self, WriterThreads)
+    where
+        F: FnOnce(&Desk, &InHand) -> Result<(), StoreError> + Send + 'static,
+    {
         let (queue, jobs) = mpsc::channel(queue_len_max);
-        let (end, ended) = oneshot::channel();
+        let running = bodies.len();
+        let (end, ended) = mpsc::channel(running);
         let call = Arc::new(Call::default());
         let desk = Arc::new(Desk {
             queue: Mutex::new(jobs),
-            in_hand: Mutex::default(),
+            in_hand: bodies.iter().map(|_| InHand::default()).collect(),
             call: Arc::clone(&call),
         });
         tokio::spawn(watch(Arc::downgrade(&desk), reply_timeout));
         let post = Post::start();
-        thread::Builder::new()
-            .name("writer".to_owned())
-            .spawn(move || {
-                // A panic drops `end`, and so is seen as well.
-                let _ = end.send(body(&desk));
-            })
-            .expect("a process that has just started can start a thread");
-        (Self { queue, call, post }, WriterThread { ended })
+        for (number, body) in bodies.into_iter().enumerate() {
+            let (desk, end) = (Arc::clone(&desk), end.clone());
+            let work = move || {
+                let body = AssertUnwindSafe(|| body(&desk, &desk.in_hand[number]));
+                let result = panic::catch_unwind(body);
+                drop(desk); // whoever waits is told before the end is
+                let _ = end.try_send(result);
+            };
+            thread::Builder::new()
+                .name("writer".to_owned())
+                .spawn(work)
+                .expect("a process that has just started can start a thread");
+        }
+        (Self { queue, call, post }, WriterThreads { running, ended })
     }
 
     /// The same writer for the current runtime: what it answers is delivered there.
@@ -135,13 +153,18 @@ impl Writer {
     }
 }
 
-impl WriterThread {
-    /// Waits for the thread to end: well, when every `Writer` is gone; or else with the reason.
+impl WriterThreads {
+    /// Waits for the threads to end: well, when every `Writer` is gone; or else, for the first of them, with the
+    /// reason.
     pub async fn ended(&mut self) -> anyhow::Result<()> {
-        match (&mut self.ended).await {
-            Ok(result) => Ok(result?),
-            Err(_) => anyhow::bail!("the writer thread panicked"),
+        while self.running > 0 {
+            match self.ended.recv().await {
+                Some(Ok(result)) => result?,
+                _ => anyhow::bail!("a writer thread panicked"),
+            }
+            self.running -= 1;
         }
+        Ok(())
     }
 }
 
@@ -152,74 +175,33 @@ enum Job {
 
 type Answer = Result<Plant, AddError>;
 type Reply = post::Reply<Answer>;
+type InHand = in_hand::InHand<Reply>;
 
-/// What lies before the thread, and can be answered by another if the thread is stuck.
+/// What lies before the threads, and can be answered by another if they are stuck.
 struct Desk {
-    /// Held by the thread, but not while the store has a batch.
+    /// Held by the thread that gathers.
     queue: Mutex<mpsc::Receiver<Job>>,
-    /// Since when the store has the batch, and whoever waits for its commit.
-    in_hand: Mutex<Option<(Instant, Vec<Reply>)>>,
+    /// Of each thread.
+    in_hand: Vec<InHand>,
     call: Arc<Call>,
 }
 
-/// How the thread waits for others to queue without looking again and again: the last of them calls it.
-#[derive(Default)]
-struct Call {
-    /// How many are to be queued; 0 while the thread does not wait.
-    wanted: AtomicUsize,
-    thread: OnceLock<Thread>,
-}
-
-impl Call {
-    /// Waits until so many are queued, for a moment at most.
-    fn wait(&self, queue: &mpsc::Receiver<Job>, wanted: usize) {
-        let end = Instant::now() + GATHER;
-        self.thread.get_or_init(thread::current);
-        self.wanted.store(wanted, Ordering::SeqCst);
-        while queue.len() < wanted
-            && let Some(rest) = end.checked_duration_since(Instant::now())
-        {
-            thread::park_timeout(rest);
-        }
-        self.wanted.store(0, Ordering::SeqCst);
-    }
-
-    /// To be told whenever something was queued.
-    fn queued(&self, len: usize) {
-        let wanted = self.wanted.load(Ordering::SeqCst);
-        if wanted != 0
-            && len >= wanted
-            && self.wanted.swap(0, Ordering::SeqCst) != 0
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
-        }
-    }
-}
-
-impl Desk {
-    fn take_replies(&self) -> Vec<Reply> {
-        match &mut *lock(&self.in_hand) {
-            Some((_, replies)) => std::mem::take(replies),
-            None => Vec::new(),
-        }
-    }
-}
-
-/// Answers for a thread that does not come back from the store in time.
+/// Answers for threads that do not come back from the store in time.
 async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
     loop {
         sleep(reply_timeout / LOOKS_A_TIMEOUT).await;
         let Some(desk) = desk.upgrade() else {
             return;
         };
-        let mut in_hand = lock(&desk.in_hand);
-        if let Some((since, replies)) = &mut *in_hand
-            && since.elapsed() >= reply_timeout
+        let is_stuck = |in_hand: &&InHand| in_hand.is_stuck(reply_timeout);
+        for in_hand in desk.in_hand.iter().filter(is_stuck) {
+            let replies = in_hand.take_replies().into_iter();
+            send_all(replies.map(|reply| (reply, Err(AddError::Lost))));
+        }
+        if desk.in_hand.iter().all(|in_hand| is_stuck(&in_hand))
+            && let Ok(mut queue) = desk.queue.try_lock()
         {
-            send_all(replies.drain(..).map(|reply| (reply, Err(AddError::Lost))));
-            // These have never reached the store.
-            let mut queue = lock(&desk.queue);
+            // These have never reached the store, and there is nobody to take them there.
             let behind = std::iter::from_fn(|| queue.try_recv().ok());
             send_all(behind.filter_map(|job| match job {
                 Job::Add(_, reply) => Some((reply, Err(AddError::Busy))),
@@ -227,10 +209,6 @@ async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
             }));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Default)]
@@ -242,7 +220,7 @@ struct Batch {
 }
 
 /// Ends when there is nobody left to send anything, or when the store must not be used any more.
-fn run(desk: &Desk, store: &mut Store) -> Result<(), StoreError> {
+fn run(desk: &Desk, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {
     let mut crowd = 0;
     loop {
         let gathered = Batch::gather(&mut lock(&desk.queue), &desk.call, crowd);
@@ -250,8 +228,8 @@ fn run(desk: &Desk, store: &mut Store) -> Result<(), StoreError> {
             return Ok(());
         };
         let answered = batch.additions.len();
-        batch.commit(desk, store)?;
-        *lock(&desk.in_hand) = None;
+        batch.commit(in_hand, store)?;
+        in_hand.end();
         crowd = answered + lock(&desk.queue).len();
     }
 }
@@ -262,7 +240,7 @@ impl Batch {
         let mut batch = Self::default();
         batch.push(queue.blocking_recv()?);
         if crowd >= CROWD {
-            call.wait(queue, crowd / 2 - 1);
+            call.wait(|| queue.len(), crowd / 2 - 1, GATHER);
         }
         while !batch.is_full()
             && let Ok(job) = queue.try_recv()
@@ -288,11 +266,11 @@ impl Batch {
         self.additions.len() >= BATCH_LEN_MAX || self.bytes >= BATCH_BYTES_MAX
     }
 
-    fn commit(self, desk: &Desk, store: &mut Store) -> Result<(), StoreError> {
-        *lock(&desk.in_hand) = Some((Instant::now(), self.replies));
+    fn commit(self, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {
+        in_hand.begin(self.replies);
         let added = store.add(&self.additions, &self.touched);
         // Empty if they were answered already.
-        let replies = desk.take_replies();
+        let replies = in_hand.take_replies();
         match added {
             Ok(outcomes) => {
                 let answers = self.additions.into_iter().zip(outcomes);
@@ -307,7 +285,7 @@ impl Batch {
                 let answer = match error {
                     StoreError::Busy(_) => AddError::Busy,
                     StoreError::Full(_) => AddError::Full,
-                    StoreError::Failed(_) => AddError::Lost,
+                    StoreError::Unknown(_) | StoreError::Failed(_) => AddError::Lost,
                     StoreError::Damaged(_) => AddError::Damaged,
                 };
                 send_all(replies.into_iter().map(|reply| (reply, Err(answer))));
@@ -323,8 +301,9 @@ fn proceed_unless_failed(error: StoreError) -> Result<(), StoreError> {
     match error {
         StoreError::Busy(ref cause)
         | StoreError::Full(ref cause)
-        | StoreError::Damaged(ref cause) => {
-            tracing::warn!(%error, %cause, "a batch was not stored");
+        | StoreError::Damaged(ref cause)
+        | StoreError::Unknown(ref cause) => {
+            tracing::warn!(%error, %cause, "a batch was not acknowledged");
             Ok(())
         }
         StoreError::Failed(_) => Err(error),
@@ -341,10 +320,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_of_the_thread_is_noticed_and_answers_nobody_with_success() {
-        let (writer, mut thread) = Writer::spawn_with(8, Duration::from_secs(60), |desk| {
-            let _ = lock(&desk.queue).blocking_recv();
-            panic!("deliberate");
-        });
+        let (writer, mut thread) = Writer::spawn_with(
+            8,
+            Duration::from_secs(60),
+            vec![|desk: &Desk, _: &InHand| {
+                let _ = lock(&desk.queue).blocking_recv();
+                panic!("deliberate");
+            }],
+        );
         let answer = writer.add(plant(), TokenId(1)).await;
         assert_eq!(answer, Err(AddError::Lost));
         assert!(thread.ended().await.is_err());
@@ -355,10 +338,14 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_refuses_at_once() {
         let (release, held) = std::sync::mpsc::channel::<()>();
-        let (writer, _thread) = Writer::spawn_with(1, Duration::from_secs(60), move |_| {
-            let _ = held.recv();
-            Ok(())
-        });
+        let (writer, _thread) = Writer::spawn_with(
+            1,
+            Duration::from_secs(60),
+            vec![move |_: &Desk, _: &InHand| {
+                let _ = held.recv();
+                Ok(())
+            }],
+        );
         writer.touch_token(TokenId(1), Timestamp::now());
         let answer = writer.add(plant(), TokenId(1)).await;
         assert_eq!(answer, Err(AddError::Busy));
@@ -368,13 +355,17 @@ mod tests {
     #[tokio::test]
     async fn a_stuck_store_is_an_answer_that_was_lost_and_who_is_behind_it_was_not_stored() {
         let (_release, held) = std::sync::mpsc::channel::<()>();
-        let (writer, _thread) = Writer::spawn_with(8, Duration::from_millis(80), move |desk| {
-            let mut batch = Batch::default();
-            batch.push(lock(&desk.queue).blocking_recv().expect("a job"));
-            *lock(&desk.in_hand) = Some((Instant::now(), batch.replies));
-            let _ = held.recv();
-            Ok(())
-        });
+        let (writer, _thread) = Writer::spawn_with(
+            8,
+            Duration::from_millis(80),
+            vec![move |desk: &Desk, in_hand: &InHand| {
+                let mut batch = Batch::default();
+                batch.push(lock(&desk.queue).blocking_recv().expect("a job"));
+                in_hand.begin(batch.replies);
+                let _ = held.recv();
+                Ok(())
+            }],
+        );
         let stuck = writer.add(plant(), TokenId(1));
         let behind = writer.add(plant(), TokenId(1));
         let answers = tokio::join!(stuck, behind);

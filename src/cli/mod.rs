@@ -2,8 +2,11 @@
 //! command. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
 mod check;
+mod copy;
+mod migrate;
 mod openapi;
 mod output;
+mod progress;
 mod serve;
 mod token;
 
@@ -38,6 +41,10 @@ enum Subcommands {
     Token(token::TokenCommand),
     /// Read all that is stored and tell what is not as it was stored, also while the service runs
     Check(check::Check),
+    /// Copy all plants and tokens to another store, and compare
+    Copy(copy::Copy),
+    /// Make the tables in a database, or bring them up to date; for a role that may
+    Migrate(migrate::Migrate),
     /// Print the description of the interface (OpenAPI, YAML)
     Openapi,
 }
@@ -52,6 +59,8 @@ pub fn run() -> ExitCode {
         Subcommands::Serve(serve) => serve.run(),
         Subcommands::Token(token) => token.run(),
         Subcommands::Check(check) => check.run(),
+        Subcommands::Copy(copy) => copy.run(),
+        Subcommands::Migrate(migrate) => migrate.run(),
         Subcommands::Openapi => openapi::run(),
     };
     match done {

@@ -79,7 +79,7 @@ impl Tokens {
         let read_at = Instant::now();
         let inner = Arc::clone(&self.0);
         let record = tokio::task::spawn_blocking(move || {
-            let store = inner.store.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut store = inner.store.lock().unwrap_or_else(PoisonError::into_inner);
             store.token(&digest)
         })
         .await

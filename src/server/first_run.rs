@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::store::{Location, NewToken, Store, sync_directory_of};
+use crate::store::{NewToken, Store, sync_directory_of};
 use crate::telemetry;
 use crate::token::Token;
 
 /// Makes the first token unless there is any token already; gives the file that holds it.
 pub(super) fn make_first_token(
     store: &mut Store,
-    location: &Location,
+    database: &Path,
 ) -> anyhow::Result<Option<PathBuf>> {
     if store.has_tokens()? {
         return Ok(None);
     }
-    let path = location.path.with_file_name("plantstore.token");
+    let path = database.with_file_name("plantstore.token");
     // The file comes first: a crash between the two leaves a file whose token is then used.
     let token = match fs::read_to_string(&path) {
         Ok(text) => Token::parse(text.trim()).with_context(|| {

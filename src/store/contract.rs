@@ -1,19 +1,23 @@
 //! What goes into a store and what comes out of it, the same for every kind of store.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::plant::NewPlant;
+use crate::plant::{NewPlant, Plant};
+use crate::store::url::Url;
 use crate::token::TokenDigest;
 
 /// Where the plants are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Location {
-    /// The database file.
-    pub path: PathBuf,
+pub enum Location {
+    /// In this file.
+    Sqlite(PathBuf),
+    /// In this database.
+    Postgres(Box<Url>),
 }
 
 impl FromStr for Location {
@@ -21,8 +25,21 @@ impl FromStr for Location {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once(':') {
-            Some(("sqlite", path)) if !path.is_empty() => Ok(Self { path: path.into() }),
-            _ => Err("expected sqlite:PATH, such as sqlite:plantstore.db".to_owned()),
+            Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
+            Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(Box::new(text.parse()?))),
+            _ => {
+                Err("expected sqlite:PATH or postgres://…, such as sqlite:plantstore.db".to_owned())
+            }
+        }
+    }
+}
+
+/// Without passwords.
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Postgres(url) => url.fmt(f),
         }
     }
 }
@@ -38,6 +55,19 @@ pub struct Addition {
     pub plant: NewPlant,
     /// Who adds it.
     pub token: TokenId,
+}
+
+/// A plant as the store knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlantRecord {
+    /// Its id.
+    pub id: i64,
+    /// The rest of what was sent.
+    pub plant: Plant,
+    /// When it was added, to the millisecond.
+    pub added_at: Timestamp,
+    /// By which token.
+    pub added_by: TokenId,
 }
 
 /// What became of an addition.
@@ -76,7 +106,7 @@ pub struct NewToken<'a> {
 }
 
 /// A token as the store knows it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TokenRecord {
     /// Its number within the store.
     pub id: TokenId,

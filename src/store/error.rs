@@ -18,6 +18,9 @@ pub enum StoreError {
     /// What was asked for is there, but not as it was stored.
     #[error("the store is damaged; run `plantstore check`")]
     Damaged(#[source] Cause),
+    /// Nobody knows what was stored; the same batch, sent again, tells.
+    #[error("the answer of the store was lost")]
+    Unknown(#[source] Cause),
     /// Nobody knows what was stored, and this process must not use the store again: after a failed
     /// fsync the page cache no longer tells what is on disk.
     #[error("the store failed")]
@@ -74,7 +77,7 @@ pub enum OpenError {
     Newer {
         path: String,
         found: i64,
-        known: u32,
+        known: i64,
     },
     #[error(
         "the store {path} refused `PRAGMA {pragma}` (it says {found}), so a 200 would not mean on disk; move it to a local disk"
@@ -89,6 +92,22 @@ pub enum OpenError {
          move it away together with its database and restore a backup"
     )]
     LogDamaged(String),
+    #[error("the database {database} cannot be reached; check that it runs, and --store")]
+    Away { database: String, source: Cause },
+    #[error(
+        "the database {database} does not let us in; check the user, the password and the name in --store"
+    )]
+    Rejected { database: String, source: Cause },
+    #[error("the database {database} must not be used: {problem}")]
+    Unsafe { database: String, problem: String },
+    #[error(
+        "the database {0} does not have our tables yet; run `plantstore migrate` with a role that may create them"
+    )]
+    NotMigrated(String),
+    #[error(
+        "cannot make our tables in the database {database}; run `plantstore migrate` with a role that may"
+    )]
+    Migration { database: String, source: Cause },
     #[error("the disk of the store {0} is full; make room on it and start again")]
     Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]

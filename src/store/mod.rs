@@ -4,8 +4,178 @@
 
 mod contract;
 mod error;
+mod postgres;
 mod sqlite;
+mod url;
 
-pub use contract::{Addition, Checked, Location, NewToken, Outcome, TokenId, TokenRecord};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::token::TokenDigest;
+
+pub use contract::{
+    Addition, Checked, Location, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+};
 pub use error::{OpenError, StoreError};
-pub use sqlite::{Lock, Sqlite as Store, sync_directory_of};
+pub use sqlite::sync_directory_of;
+
+use postgres::Postgres;
+use sqlite::Sqlite;
+
+/// How long a command may wait for one answer of a database, with all attempts: it may have much to count.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// One connection to where plants and tokens are kept.
+pub enum Store {
+    /// In one file.
+    Sqlite(Sqlite),
+    /// In a database that others use as well.
+    Postgres(Box<Postgres>),
+}
+
+impl Store {
+    /// Opens a store that is there, beside servers or without any.
+    pub fn open(location: &Location) -> Result<Self, OpenError> {
+        match location {
+            Location::Sqlite(path) => Sqlite::open(path).map(Self::Sqlite),
+            Location::Postgres(url) => Postgres::open(url, COMMAND_TIMEOUT).map(Self::postgres),
+        }
+    }
+
+    /// Opens a store, making it if it is not there.
+    pub fn open_or_create(location: &Location) -> Result<Self, OpenError> {
+        match location {
+            Location::Sqlite(path) => Sqlite::open_or_create(path).map(Self::Sqlite),
+            Location::Postgres(url) => {
+                Postgres::open_or_create(url, COMMAND_TIMEOUT).map(Self::postgres)
+            }
+        }
+    }
+
+    /// Opens a store for a server, making it if it is not there: a connection for whoever adds. SQLite has one,
+    /// whatever is asked for.
+    pub fn open_to_serve(
+        location: &Location,
+        connections: usize,
+        timeout: Duration,
+    ) -> Result<Vec<Self>, OpenError> {
+        match location {
+            Location::Sqlite(path) => Ok(vec![Self::Sqlite(Sqlite::open_to_serve(path)?)]),
+            Location::Postgres(url) => (0..connections)
+                .map(|_| Postgres::open_to_serve(url, timeout).map(Self::postgres))
+                .collect(),
+        }
+    }
+
+    /// Opens a store that is served, to ask it questions.
+    pub fn open_beside(location: &Location, timeout: Duration) -> Result<Self, OpenError> {
+        match location {
+            Location::Sqlite(path) => Sqlite::open(path).map(Self::Sqlite),
+            Location::Postgres(url) => Postgres::open_to_serve(url, timeout).map(Self::postgres),
+        }
+    }
+
+    fn postgres(store: Postgres) -> Self {
+        Self::Postgres(Box::new(store))
+    }
+
+    /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. With it goes when tokens
+    /// were used.
+    pub fn add(
+        &mut self,
+        batch: &[Addition],
+        used: &[(TokenId, Timestamp)],
+    ) -> Result<Vec<Outcome>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.add(batch, used),
+            Self::Postgres(store) => store.add(batch, used),
+        }
+    }
+
+    /// Keeps a new token. False when the name is taken.
+    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.create_token(token),
+            Self::Postgres(store) => store.create_token(token),
+        }
+    }
+
+    /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
+    /// revoked before.
+    pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.revoke_token(name),
+            Self::Postgres(store) => store.revoke_token(name),
+        }
+    }
+
+    /// Whether there is any token, revoked ones included.
+    pub fn has_tokens(&mut self) -> Result<bool, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.has_tokens(),
+            Self::Postgres(store) => store.has_tokens(),
+        }
+    }
+
+    /// Every token, oldest first.
+    pub fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.tokens(),
+            Self::Postgres(store) => store.tokens(),
+        }
+    }
+
+    /// The token with this digest.
+    pub fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.token(digest),
+            Self::Postgres(store) => store.token(digest),
+        }
+    }
+
+    /// How many plants there are.
+    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.count_plants(),
+            Self::Postgres(store) => store.count_plants(),
+        }
+    }
+
+    /// The plants with ids of this range, by id, as many as fit in a page.
+    pub fn plants(
+        &mut self,
+        ids: RangeInclusive<i64>,
+        page_len: u32,
+    ) -> Result<Vec<PlantRecord>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.plants(&ids, page_len),
+            Self::Postgres(store) => store.plants(&ids, page_len),
+        }
+    }
+
+    /// Keeps plants of another store as they are; leaves what is there.
+    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.keep_plants(plants),
+            Self::Postgres(store) => store.keep_plants(plants),
+        }
+    }
+
+    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
+    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.keep_tokens(tokens),
+            Self::Postgres(store) => store.keep_tokens(tokens),
+        }
+    }
+
+    /// Reads everything, and tells in words what is not as it was stored.
+    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.check(wrong),
+            Self::Postgres(store) => store.check(wrong),
+        }
+    }
+}

@@ -7,6 +7,8 @@ mod log;
 mod open;
 mod rows;
 
+use std::ops::RangeInclusive;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -15,11 +17,12 @@ use rusqlite::config::DbConfig;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
-pub use open::{Lock, sync_directory_of};
+use open::Lock;
+pub use open::sync_directory_of;
 
 use crate::plant::NewPlant;
 use crate::store::contract::{
-    Addition, Checked, Location, NewToken, Outcome, TokenId, TokenRecord,
+    Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError};
 use crate::store::sqlite::checkpoints::Checkpoints;
@@ -33,18 +36,19 @@ pub struct Sqlite {
     log_pages: Arc<AtomicI32>,
     /// Of the one that serves. Dropped after the connection: it has the file open.
     checkpoints: Option<Checkpoints>,
+    _lock: Option<Lock>,
 }
 
 impl Sqlite {
     /// Opens a store that is there, beside a server or without one.
-    pub fn open(location: &Location) -> Result<Self, OpenError> {
-        Ok(Self::new(open::shared(&location.path)?))
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self::new(open::shared(path)?))
     }
 
     /// Opens a store, making it if it is not there.
-    pub fn open_or_create(location: &Location) -> Result<Self, OpenError> {
-        open::create(&location.path)?;
-        Self::open(location)
+    pub fn open_or_create(path: &Path) -> Result<Self, OpenError> {
+        open::create(path)?;
+        Self::open(path)
     }
 
     /// Opens the store for the one server that may use it while it holds the lock, making it if it
@@ -53,15 +57,15 @@ impl Sqlite {
     /// Whatever an earlier process left in the log is synced before this returns. Without that, a
     /// plant whose fsync was cut short would be visible but not durable, and sending it again
     /// would get a 200 that a power cut undoes.
-    pub fn open_to_serve(location: &Location) -> Result<(Self, Lock), OpenError> {
-        let (connection, lock) = open::exclusive(&location.path)?;
-        let beside = open::shared(&location.path)?;
-        let checkpoints = Checkpoints::new(beside, open::file(&location.path)?);
-        let store = Self {
+    pub fn open_to_serve(path: &Path) -> Result<Self, OpenError> {
+        let (connection, lock) = open::exclusive(path)?;
+        let beside = open::shared(path)?;
+        let checkpoints = Checkpoints::new(beside, open::file(path)?);
+        Ok(Self {
             checkpoints: Some(checkpoints),
+            _lock: Some(lock),
             ..Self::new(connection)
-        };
-        Ok((store, lock))
+        })
     }
 
     fn new(mut connection: Connection) -> Self {
@@ -77,6 +81,7 @@ impl Sqlite {
             connection,
             log_pages,
             checkpoints: None,
+            _lock: None,
         }
     }
 
@@ -95,10 +100,7 @@ impl Sqlite {
         let transaction = self.write()?;
         let mut outcomes = Vec::with_capacity(batch.len());
         {
-            let mut insert = transaction.prepare_cached(
-                "INSERT INTO plants (id, name, tag, added_at, added_by, checksum)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (id) DO NOTHING",
-            )?;
+            let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
             for Addition { plant, token } in batch {
                 let row = PlantRow {
                     id: plant.id,
@@ -107,14 +109,7 @@ impl Sqlite {
                     added_at: now,
                     added_by: token.0,
                 };
-                let inserted = insert.execute(params![
-                    row.id,
-                    row.name,
-                    row.tag,
-                    row.added_at,
-                    row.added_by,
-                    row.checksum()
-                ])?;
+                let inserted = rows::insert(&mut insert, &row)?;
                 outcomes.push(match inserted {
                     0 => compare(&transaction, plant)?,
                     _ => Outcome::Added,
@@ -183,13 +178,13 @@ impl Sqlite {
     }
 
     /// Whether there is any token, revoked ones included.
-    pub fn has_tokens(&self) -> Result<bool, StoreError> {
+    pub fn has_tokens(&mut self) -> Result<bool, StoreError> {
         let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
         Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
     }
 
     /// Every token, oldest first.
-    pub fn tokens(&self) -> Result<Vec<TokenRecord>, StoreError> {
+    pub fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
         let mut select = self
             .connection
             .prepare_cached("SELECT * FROM tokens ORDER BY id")?;
@@ -200,7 +195,7 @@ impl Sqlite {
     }
 
     /// The token with this digest.
-    pub fn token(&self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
+    pub fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
         let mut select = self
             .connection
             .prepare_cached("SELECT * FROM tokens WHERE digest = ?1")?;
@@ -209,8 +204,70 @@ impl Sqlite {
             .optional()?)
     }
 
+    /// How many plants there are.
+    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
+        let sql = "SELECT count(*) FROM plants";
+        let count: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
+        Ok(count.unsigned_abs())
+    }
+
+    /// The plants with ids of this range, by id, as many as fit in a page.
+    pub fn plants(
+        &mut self,
+        ids: &RangeInclusive<i64>,
+        page_len: u32,
+    ) -> Result<Vec<PlantRecord>, StoreError> {
+        let mut select = self.connection.prepare_cached(rows::SELECT_RANGE)?;
+        let values = params![ids.start(), ids.end(), page_len];
+        let plants = select
+            .query_map(values, rows::plant_record)?
+            .collect::<Result<_, _>>()?;
+        Ok(plants)
+    }
+
+    /// Keeps plants of another store as they are; leaves what is there.
+    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        let transaction = self.write()?;
+        {
+            let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
+            for record in plants {
+                rows::insert(&mut insert, &PlantRow::from(record))?;
+            }
+        }
+        Ok(transaction.commit()?)
+    }
+
+    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
+    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        let transaction = self.write()?;
+        for token in tokens {
+            let row = TokenRow::from(token);
+            transaction.execute(
+                "INSERT OR IGNORE INTO tokens
+                   (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+                 ON CONFLICT (id) DO UPDATE
+                 SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at,
+                     checksum = excluded.checksum
+                 WHERE digest = excluded.digest",
+                params![
+                    token.id.0,
+                    row.name,
+                    row.digest,
+                    row.rate_limit,
+                    row.created_at,
+                    row.expires_at,
+                    row.revoked_at,
+                    token.last_used_at.map(Timestamp::as_millisecond),
+                    row.checksum(),
+                ],
+            )?;
+        }
+        Ok(transaction.commit()?)
+    }
+
     /// Reads everything, and tells in words what is not as it was stored.
-    pub fn check(&self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
         // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
         self.connection
             .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;

@@ -18,8 +18,8 @@ const BREAKS: [(&str, &str, &str, &str); 3] = [
     (
         "acknowledged-before-the-commit",
         "src/writer.rs",
-        "fn commit(self, desk: &Desk, store: &mut Store) -> Result<(), StoreError> {",
-        "fn commit(mut self, desk: &Desk, store: &mut Store) -> Result<(), StoreError> {
+        "fn commit(self, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {",
+        "fn commit(mut self, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {
         let answers = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
         send_all(std::mem::take(&mut self.replies).into_iter().zip(answers));",
     ),

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use plantstore::plant::NewPlant;
 use plantstore::store::{Addition, Location, Outcome, Store, TokenId};
@@ -277,9 +278,9 @@ fn cut_once_everywhere(
 /// Opens what is left with the real code; everything acknowledged must be there, and it must take adds again.
 pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
     let path = place.join("plantstore.db");
-    let location = Location { path: path.clone() };
-    let opened = Store::open_to_serve(&location);
-    let (mut store, _lock) = match opened {
+    let location = Location::Sqlite(path.clone());
+    let opened = Store::open_to_serve(&location, 1, Duration::from_secs(60));
+    let mut stores = match opened {
         Ok(opened) => opened,
         Err(error) => {
             return vec![format!(
@@ -291,7 +292,7 @@ pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
     let wrong = ledger.violations_in(&path);
     let token = TokenId(1);
     let probe = NewPlant::from_json(br#"{"id":-1,"name":"after the cut"}"#).expect("a plant");
-    match store.add(
+    match stores[0].add(
         &[Addition {
             plant: probe,
             token,

@@ -31,7 +31,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let timeout = Duration::from_secs(60);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let _here = runtime.enter();
-    let (writer, _thread) = Writer::spawn(open(), 1, timeout);
+    let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout);
     let parts = http::Parts {
         tokens: Tokens::new(open(), writer.clone(), timeout),
         writer,

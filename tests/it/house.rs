@@ -6,12 +6,19 @@ use std::path::{Path, PathBuf};
 
 /// Every module, a line a floor: one may import from the floors below its own, never from above.
 /// Within `http`, `store` and the like, the order is that of the list.
-const FLOORS: [&[&str]; 29] = [
+const FLOORS: [&[&str]; 32] = [
     &["main"],
     &["lib"],
     &["cli"],
-    &["cli::serve", "cli::token", "cli::check", "cli::openapi"],
-    &["cli::output"],
+    &[
+        "cli::serve",
+        "cli::token",
+        "cli::check",
+        "cli::copy",
+        "cli::migrate",
+        "cli::openapi",
+    ],
+    &["cli::output", "cli::progress"],
     &["server"],
     &["server::first_run", "server::workers"],
     &["config"],
@@ -25,14 +32,29 @@ const FLOORS: [&[&str]; 29] = [
     &["http::request_log"],
     &["http::error"],
     &["writer"],
-    &["writer::post"],
+    &["writer::post", "writer::call"],
+    &["writer::in_hand"],
     &["store"],
-    &["store::sqlite"],
-    &["store::sqlite::check", "store::sqlite::checkpoints"],
-    &["store::sqlite::open"],
-    &["store::sqlite::log", "store::sqlite::rows"],
+    &["store::sqlite", "store::postgres"],
+    &[
+        "store::sqlite::check",
+        "store::sqlite::checkpoints",
+        "store::postgres::batch",
+    ],
+    &[
+        "store::sqlite::open",
+        "store::postgres::link",
+        "store::postgres::rows",
+    ],
+    &[
+        "store::sqlite::log",
+        "store::sqlite::rows",
+        "store::postgres::session",
+    ],
+    &["store::postgres::tls", "store::postgres::text"],
     &["store::error"],
     &["store::contract"],
+    &["store::url"],
     &["plant", "token"],
     &["telemetry"],
     &["telemetry::json_lines"],

@@ -12,6 +12,7 @@ mod first_run;
 mod harness;
 mod house;
 mod log;
+mod postgres;
 mod readme;
 mod serving;
 mod store;

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use plantstore::token::Token;
 use serde_json::Value;
 
-use crate::harness::{Server, directory, open, run, run_ok, wait_until};
+use crate::harness::{
+    Server, added_within_a_minute, copy_tokens, directory, run, run_ok, wait_until,
+};
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
@@ -40,14 +42,7 @@ fn a_token_that_was_just_refused_works_as_soon_as_it_is_made() {
     let elsewhere = crate::harness::directory();
     let token = run_ok(elsewhere.path(), &["token", "create", "early"]);
     assert_eq!(server.connect().add(token.trim(), BODY).error(), 40101);
-    let elsewhere = elsewhere.path().join("plantstore.db");
-    let store = open(directory.path());
-    store
-        .execute("ATTACH ?1 AS elsewhere", [elsewhere.to_str()])
-        .expect("the other store");
-    let copy = "INSERT INTO tokens SELECT 99, name, digest, rate_limit, created_at, expires_at, revoked_at,
-                last_used_at, checksum FROM elsewhere.tokens";
-    store.execute(copy, []).expect("a copy");
+    copy_tokens(elsewhere.path(), directory.path());
     assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
 }
 
@@ -120,6 +115,7 @@ fn a_name_or_time_that_makes_no_sense_is_wrong_usage() {
 #[test]
 fn a_list_shows_the_state_of_every_token_and_when_it_was_last_used() {
     let server = Server::start();
+    server.token();
     let directory = server.directory();
     run_ok(
         directory,
@@ -176,15 +172,8 @@ fn a_plant_knows_who_added_it_and_when() {
     );
     // A replay changes nothing of it.
     assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
-    let store = open(server.directory());
-    let sql = "SELECT p.id, t.name FROM plants p JOIN tokens t ON t.id = p.added_by
-               WHERE abs(p.added_at - unixepoch() * 1000) < 60000 ORDER BY p.id";
-    let mut select = store.prepare(sql).expect("SQL");
-    let rows = select.query_map([], |row| {
-        Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))
-    });
-    let rows: Vec<_> = rows.expect("rows").map(|row| row.expect("a row")).collect();
-    assert_eq!(rows, [(1, "first".to_owned()), (2, "ci".to_owned())]);
+    let added = added_within_a_minute(server.directory());
+    assert_eq!(added, [(1, "first".to_owned()), (2, "ci".to_owned())]);
 }
 
 #[test]

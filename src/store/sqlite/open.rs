@@ -262,7 +262,7 @@ fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
         _ => Err(OpenError::Newer {
             path: path.display().to_string(),
             found,
-            known: VERSION,
+            known: VERSION.into(),
         }),
     }
 }

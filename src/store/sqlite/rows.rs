@@ -4,9 +4,10 @@
 use crc32fast::Hasher;
 use jiff::Timestamp;
 use rusqlite::types::Type;
-use rusqlite::{Error, Row};
+use rusqlite::{Error, Row, Statement, params};
 
-use crate::store::contract::{TokenId, TokenRecord};
+use crate::plant::Plant;
+use crate::store::contract::{PlantRecord, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 /// What `plant` reads.
@@ -14,6 +15,15 @@ pub(super) const SELECT_PLANTS: &str =
     "SELECT id, name, tag, added_at, added_by, checksum FROM plants";
 pub(super) const SELECT_PLANT: &str =
     "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id = ?1";
+
+pub(super) const SELECT_RANGE: &str =
+    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id BETWEEN ?1 AND ?2
+     ORDER BY id LIMIT ?3";
+
+/// What `insert` runs: it leaves what is there.
+pub(super) const INSERT_PLANT: &str =
+    "INSERT INTO plants (id, name, tag, added_at, added_by, checksum)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (id) DO NOTHING";
 
 /// Everything of a plant that is stored, as it is stored.
 #[derive(Clone, Copy)]
@@ -36,6 +46,44 @@ impl PlantRow<'_> {
         // As signed it never takes more than four bytes.
         hasher.finalize().cast_signed()
     }
+}
+
+impl<'a> From<&'a PlantRecord> for PlantRow<'a> {
+    fn from(record: &'a PlantRecord) -> Self {
+        Self {
+            id: record.id,
+            name: &record.plant.name,
+            tag: record.plant.tag.as_deref(),
+            added_at: record.added_at.as_millisecond(),
+            added_by: record.added_by.0,
+        }
+    }
+}
+
+/// Stores a plant with its checksum; 0 if the id is taken.
+pub(super) fn insert(insert: &mut Statement<'_>, row: &PlantRow<'_>) -> Result<usize, Error> {
+    insert.execute(params![
+        row.id,
+        row.name,
+        row.tag,
+        row.added_at,
+        row.added_by,
+        row.checksum()
+    ])
+}
+
+/// The plant of a row, if it is what was stored.
+pub(super) fn plant_record(row: &Row<'_>) -> Result<PlantRecord, Error> {
+    let found = plant(row).ok_or_else(|| damaged("a plant is not what was stored"))?;
+    Ok(PlantRecord {
+        id: found.id,
+        plant: Plant {
+            name: found.name.to_owned(),
+            tag: found.tag.map(str::to_owned),
+        },
+        added_at: time(found.added_at)?,
+        added_by: TokenId(found.added_by),
+    })
 }
 
 /// The plant of a row; none, if it is not what was stored.

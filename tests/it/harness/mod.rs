@@ -2,6 +2,7 @@
 //! is told to. Every wait is bounded; what was started is stopped.
 
 mod client;
+pub mod postgres;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -41,6 +42,9 @@ pub fn plantstore(directory: &Path) -> Command {
     let settings = std::env::vars_os().map(|(name, _)| name);
     for name in settings.filter(|name| name.to_string_lossy().starts_with("PLANTSTORE_")) {
         command.env_remove(name);
+    }
+    if let Some(store) = postgres::store(directory) {
+        command.env("PLANTSTORE_STORE", store);
     }
     command
 }
@@ -175,8 +179,11 @@ impl Server {
     fn strace_command(directory: &Path, strace: &[&str], arguments: &[&str]) -> Command {
         let plain = plantstore(directory);
         let mut command = Command::new("strace");
-        for (name, _) in plain.get_envs() {
-            command.env_remove(name);
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
         }
         command
             .args(["-D", "-f", "-q", "-o", "strace.out"])
@@ -274,7 +281,12 @@ impl Server {
 
     /// The first token.
     pub fn token(&self) -> String {
-        let token = std::fs::read_to_string(self.directory().join("plantstore.token"));
+        let path = self.directory().join("plantstore.token");
+        if postgres::is_under_test() && !path.exists() {
+            let token = run_ok(self.directory(), &["token", "create", "first"]);
+            std::fs::write(&path, token).expect("a file");
+        }
+        let token = std::fs::read_to_string(path);
         token.expect("the first token").trim().to_owned()
     }
 
@@ -349,6 +361,9 @@ impl Drop for Server {
 
 /// What is stored in `plantstore.db` of this directory.
 pub fn plants(directory: &Path) -> Vec<(i64, String, Option<String>)> {
+    if let Some(store) = postgres::store(directory) {
+        return postgres::plants(&store);
+    }
     let store = open(directory);
     let mut select = store
         .prepare("SELECT id, name, tag FROM plants ORDER BY id")
@@ -362,4 +377,50 @@ pub fn open(directory: &Path) -> Connection {
     let path = directory.join("plantstore.db");
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE);
     connection.expect("the database")
+}
+
+/// Who added which plant within the last minute.
+pub fn added_within_a_minute(directory: &Path) -> Vec<(i64, String)> {
+    let (now, minute) = match postgres::store(directory) {
+        Some(_) => ("now()", "interval '1 minute'"),
+        None => ("unixepoch() * 1000", "60000"),
+    };
+    let sql = format!(
+        "SELECT p.id, t.name FROM plants p JOIN tokens t ON t.id = p.added_by
+         WHERE p.added_at BETWEEN {now} - {minute} AND {now} + {minute} ORDER BY p.id"
+    );
+    if let Some(store) = postgres::store(directory) {
+        return postgres::with_client(&store, async |client| {
+            let rows = client.query(&sql, &[]).await.expect("rows");
+            rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+        });
+    }
+    let store = open(directory);
+    let mut select = store.prepare(&sql).expect("SQL");
+    let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)));
+    rows.expect("rows").collect::<Result<_, _>>().expect("rows")
+}
+
+/// Copies the tokens of another store by hand.
+pub fn copy_tokens(from: &Path, to: &Path) {
+    if let (Some(from), Some(to)) = (postgres::store(from), postgres::store(to)) {
+        let read = async |client: &tokio_postgres::Client| {
+            let sql = "SELECT row_to_json(tokens)::TEXT FROM tokens";
+            let row = client.query_one(sql, &[]).await.expect("a token");
+            row.get::<_, String>(0)
+        };
+        let token = postgres::with_client(&from, read);
+        return postgres::with_client(&to, async |client| {
+            let sql = "INSERT INTO tokens SELECT * FROM json_populate_record(NULL::tokens, $1::TEXT::JSON)";
+            client.execute(sql, &[&token]).await.expect("a copy");
+        });
+    }
+    let store = open(to);
+    let from = from.join("plantstore.db");
+    store
+        .execute("ATTACH ?1 AS elsewhere", [from.to_str()])
+        .expect("the other store");
+    let copy = "INSERT INTO tokens SELECT 99, name, digest, rate_limit, created_at, expires_at, revoked_at,
+                last_used_at, checksum FROM elsewhere.tokens";
+    store.execute(copy, []).expect("a copy");
 }

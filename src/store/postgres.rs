@@ -1,0 +1,384 @@
+//! Plants and tokens in PostgreSQL, or an engine that speaks its protocol. A batch is one statement, and what
+//! became of it is never guessed: an answer that was lost is found out by running the same batch again.
+
+mod batch;
+mod link;
+mod rows;
+mod session;
+mod text;
+mod tls;
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::runtime::{Builder, Runtime};
+use tokio_postgres::Error;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+
+use crate::store::contract::{
+    Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+};
+use crate::store::error::{OpenError, StoreError};
+use crate::store::postgres::link::{Link, chain};
+use crate::store::postgres::session::{ConnectError, STEPS, VERSION};
+use crate::store::postgres::tls::Tls;
+use crate::store::url::Url;
+use crate::token::TokenDigest;
+
+/// One connection to the database, made anew whenever it is lost.
+pub struct Postgres {
+    /// None only while it is dropped.
+    runtime: Option<Runtime>,
+    link: Link,
+}
+
+impl Postgres {
+    /// Opens a database that has our schema.
+    pub fn open(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
+        let mut store = Self::new(url, timeout)?;
+        match store.version()? {
+            VERSION => Ok(store),
+            _ => Err(OpenError::NotMigrated(url.to_string())),
+        }
+    }
+
+    /// Opens a database, making the schema if it is not there.
+    pub fn open_or_create(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
+        let mut store = Self::new(url, timeout)?;
+        store.migrate()?;
+        Ok(store)
+    }
+
+    /// Opens a database for a server. One that is away is waited for by every add; one that refuses us is an error
+    /// at once.
+    pub fn open_to_serve(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
+        let mut store = Self::new(url, timeout)?;
+        match store.migrate() {
+            Err(OpenError::Away { source, .. }) => {
+                tracing::warn!(database = %url, cause = %chain(&source), "the database cannot be reached yet");
+            }
+            done => done?,
+        }
+        Ok(store)
+    }
+
+    fn new(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
+        let failed_to = |action, path: &str| {
+            let path = path.to_owned();
+            move |source| OpenError::Io {
+                action,
+                path,
+                source,
+            }
+        };
+        let tls = match &url.roots_path {
+            Some(path) => {
+                let tls = Tls::trusting(path);
+                Some(tls.map_err(failed_to(
+                    "read certificates from",
+                    &path.display().to_string(),
+                ))?)
+            }
+            None => None,
+        };
+        let runtime = Builder::new_current_thread().enable_all().build();
+        Ok(Self {
+            runtime: Some(runtime.map_err(failed_to("start a runtime for", &url.to_string()))?),
+            link: Link {
+                url: url.clone(),
+                tls,
+                timeout,
+                session: None,
+            },
+        })
+    }
+
+    /// Makes whatever the schema lacks. Safe to run from several nodes at once.
+    pub fn migrate(&mut self) -> Result<(), OpenError> {
+        if self.version()? == VERSION {
+            return Ok(());
+        }
+        self.block_on(async |link| {
+            let make = "CREATE TABLE IF NOT EXISTS plantstore_schema (version BIGINT PRIMARY KEY)";
+            for step in std::iter::once(make).chain(STEPS) {
+                link.until_known(async |session| match session.client.batch_execute(step).await {
+                    // Another node made it in the same moment.
+                    Err(error) if was_made(&error) => Ok(()),
+                    done => done,
+                })
+                .await?;
+            }
+            let sql = "INSERT INTO plantstore_schema (version) VALUES ($1) ON CONFLICT (version) DO NOTHING";
+            link.until_known(async |session| session.client.execute(sql, &[&VERSION]).await)
+                .await
+        })
+        .map(drop)
+        .map_err(|error| match error {
+            StoreError::Busy(source) => OpenError::Migration {
+                database: self.link.url.to_string(),
+                source,
+            },
+            other => OpenError::Away {
+                database: self.link.url.to_string(),
+                source: other.into(),
+            },
+        })
+    }
+
+    /// The version of the schema, as far as we know it.
+    fn version(&mut self) -> Result<i64, OpenError> {
+        let database = self.link.url.to_string();
+        let found = self.block_on(async |link| {
+            let session = link.session().await?;
+            session.version().await.map_err(ConnectError::Rejected)
+        });
+        match found {
+            Ok(found) if found > VERSION => Err(OpenError::Newer {
+                path: database,
+                found,
+                known: VERSION,
+            }),
+            Ok(found) => Ok(found),
+            Err(ConnectError::Away(source)) => Err(OpenError::Away {
+                database,
+                source: source.into(),
+            }),
+            Err(ConnectError::Refused(problem)) => Err(OpenError::Unsafe { database, problem }),
+            Err(ConnectError::Rejected(source)) => Err(OpenError::Rejected {
+                database,
+                source: source.into(),
+            }),
+        }
+    }
+
+    /// Adds a batch of plants in one statement: an outcome for each, in order, once all of it is committed.
+    /// After it, when tokens were used is noted.
+    pub fn add(
+        &mut self,
+        batch: &[Addition],
+        used: &[(TokenId, Timestamp)],
+    ) -> Result<Vec<Outcome>, StoreError> {
+        self.block_on(async |link| {
+            let outcomes = link.add(batch).await?;
+            link.note_use(used).await;
+            Ok(outcomes)
+        })
+    }
+
+    /// Keeps a new token. False when the name is taken.
+    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+        let id = number(&token.digest);
+        let rate_limit = token.rate_limit.map(i64::from);
+        let now = Timestamp::now();
+        // The same digest is this very token, stored by an attempt whose answer was lost.
+        let sql = "INSERT INTO tokens (id, name, digest, rate_limit, created_at, expires_at)
+                   VALUES ($1, $2, $3, $4, $5, $6)
+                   ON CONFLICT (name) DO UPDATE SET name = excluded.name
+                   WHERE tokens.digest = excluded.digest";
+        let digest: &[u8] = token.digest.as_bytes();
+        let rows = self.block_on(async |link| {
+            link.until_known(async |session| {
+                let values: [&(dyn ToSql + Sync); 6] = [
+                    &id,
+                    &token.name,
+                    &digest,
+                    &rate_limit,
+                    &now,
+                    &token.expires_at,
+                ];
+                session.client.execute(sql, &values).await
+            })
+            .await
+        })?;
+        Ok(rows == 1)
+    }
+
+    /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
+    /// revoked before.
+    pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
+        let now = Timestamp::now();
+        self.block_on(async |link| {
+            let sql = "UPDATE tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING revoked_at";
+            let row = link
+                .until_known(async |session| session.client.query_opt(sql, &[&name, &now]).await)
+                .await?;
+            Ok(row.map(|row| row.get::<_, Timestamp>(0).as_microsecond() == now.as_microsecond()))
+        })
+    }
+
+    /// Whether there is any token, revoked ones included.
+    pub fn has_tokens(&mut self) -> Result<bool, StoreError> {
+        self.block_on(async |link| {
+            let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
+            let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
+            Ok(row.await?.get(0))
+        })
+    }
+
+    /// Every token, oldest first.
+    pub fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
+        self.block_on(async |link| {
+            let sql = "SELECT * FROM tokens ORDER BY created_at, id";
+            let rows = link.until_known(async |session| session.client.query(sql, &[]).await);
+            rows.await?.iter().map(rows::token_record).collect()
+        })
+    }
+
+    /// The token with this digest.
+    pub fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
+        let digest: &[u8] = digest.as_bytes();
+        self.block_on(async |link| {
+            let sql = "SELECT * FROM tokens WHERE digest = $1";
+            let row =
+                link.until_known(async |session| session.client.query_opt(sql, &[&digest]).await);
+            row.await?.as_ref().map(rows::token_record).transpose()
+        })
+    }
+
+    /// How many plants there are.
+    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
+        self.block_on(async |link| {
+            let sql = "SELECT count(*) FROM plants";
+            let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
+            Ok(u64::try_from(row.await?.get::<_, i64>(0)).unwrap_or_default())
+        })
+    }
+
+    /// The plants with ids of this range, by id, as many as fit in a page.
+    pub fn plants(
+        &mut self,
+        ids: &RangeInclusive<i64>,
+        page_len: u32,
+    ) -> Result<Vec<PlantRecord>, StoreError> {
+        let page_len = i64::from(page_len);
+        self.block_on(async |link| {
+            let sql = "SELECT id, name, tag, added_at, added_by FROM plants
+                       WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3";
+            let rows = link.until_known(async |session| {
+                let values: [&(dyn ToSql + Sync); 3] = [ids.start(), ids.end(), &page_len];
+                session.client.query(sql, &values).await
+            });
+            rows.await?.iter().map(rows::plant_record).collect()
+        })
+    }
+
+    /// Keeps plants of another store as they are; leaves what is there.
+    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        let column = |value: fn(&PlantRecord) -> i64| plants.iter().map(value).collect::<Vec<_>>();
+        let (ids, tokens) = (column(|plant| plant.id), column(|plant| plant.added_by.0));
+        let times: Vec<_> = plants.iter().map(|plant| plant.added_at).collect();
+        let names: Vec<_> = plants
+            .iter()
+            .map(|plant| text::stored(&plant.plant.name))
+            .collect();
+        let tag = |plant: &PlantRecord| {
+            plant
+                .plant
+                .tag
+                .as_deref()
+                .map(|tag| text::stored(tag).into_owned())
+        };
+        let tags: Vec<_> = plants.iter().map(tag).collect();
+        self.block_on(async |link| {
+            let sql = "INSERT INTO plants (id, name, tag, added_at, added_by)
+                       SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
+                       ON CONFLICT (id) DO NOTHING";
+            let kept = link.until_known(async |session| {
+                let values: [&(dyn ToSql + Sync); 5] = [&ids, &names, &tags, &times, &tokens];
+                session.client.execute(sql, &values).await
+            });
+            kept.await.map(drop)
+        })
+    }
+
+    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
+    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        self.block_on(async |link| {
+            for token in tokens {
+                let sql = "INSERT INTO tokens
+                             (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
+                           VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                           ON CONFLICT (id) DO UPDATE
+                           SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at
+                           WHERE tokens.digest = excluded.digest";
+                let digest: &[u8] = token.digest.as_bytes();
+                let rate_limit = token.rate_limit.map(i64::from);
+                let kept = link.until_known(async |session| {
+                    let values: [&(dyn ToSql + Sync); 8] = [
+                        &token.id.0,
+                        &&*token.name,
+                        &digest,
+                        &rate_limit,
+                        &token.created_at,
+                        &token.expires_at,
+                        &token.revoked_at,
+                        &token.last_used_at,
+                    ];
+                    session.client.execute(sql, &values).await
+                });
+                kept.await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads everything, and tells in words what none of us has stored.
+    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+        self.block_on(async |link| {
+            let sql = "SELECT plants.id, plants.added_by, tokens.id IS NULL
+                       FROM plants LEFT JOIN tokens ON tokens.id = plants.added_by
+                       WHERE tokens.id IS NULL OR plants.name ~ $1 OR plants.tag ~ $1
+                       ORDER BY plants.id LIMIT 1000";
+            let escape = "\u{1a}([^01]|$)";
+            let rows =
+                link.until_known(async |session| session.client.query(sql, &[&escape]).await);
+            for row in rows.await? {
+                let (id, token): (i64, i64) = (row.get(0), row.get(1));
+                wrong(if row.get(2) {
+                    format!("plant {id}: added by token {token}, which is not there")
+                } else {
+                    format!("plant {id}: not what was stored")
+                });
+            }
+            let sql = "SELECT (SELECT count(*) FROM plants), (SELECT count(*) FROM tokens)";
+            let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
+            let row = row.await?;
+            let count = |index| u64::try_from(row.get::<_, i64>(index)).unwrap_or_default();
+            Ok(Checked {
+                plants: count(0),
+                tokens: count(1),
+            })
+        })
+    }
+
+    fn block_on<T>(&mut self, work: impl AsyncFnOnce(&mut Link) -> T) -> T {
+        let runtime = self.runtime.as_ref().expect("it is there until the drop");
+        runtime.block_on(work(&mut self.link))
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        // Dropped in place, a runtime would wait, and that is not allowed where another one is running.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn was_made(error: &Error) -> bool {
+    let made = [
+        SqlState::DUPLICATE_TABLE,
+        SqlState::UNIQUE_VIOLATION,
+        SqlState::DUPLICATE_OBJECT,
+    ];
+    error.code().is_some_and(|code| made.contains(code))
+}
+
+/// The number of a token: positive, and unlike any other, as its digest is.
+fn number(digest: &TokenDigest) -> i64 {
+    let (first, _) = digest.as_bytes().split_at(8);
+    i64::from_be_bytes(first.try_into().expect("8 bytes")) & i64::MAX
+}

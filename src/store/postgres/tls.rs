@@ -1,0 +1,115 @@
+//! TLS as `sslmode=verify-full` means it: the server's certificate is checked against `sslrootcert`, and its
+//! name against the host.
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+/// Who is trusted.
+#[derive(Clone)]
+pub struct Tls(Arc<ClientConfig>);
+
+impl Tls {
+    /// Trusts the certificates in this file, and no others.
+    pub fn trusting(roots_path: &Path) -> io::Result<Self> {
+        let invalid = |error: &dyn std::fmt::Display| {
+            io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+        };
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(&std::fs::read(roots_path)?) {
+            let certificate = certificate.map_err(|error| invalid(&error))?;
+            roots.add(certificate).map_err(|error| invalid(&error))?;
+        }
+        if roots.is_empty() {
+            return Err(invalid(&"there is no certificate in it"));
+        }
+        let config = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self(Arc::new(config)))
+    }
+}
+
+impl<S> MakeTlsConnect<S> for Tls
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    type Stream = Encrypted<S>;
+    type TlsConnect = Handshake;
+    type Error = io::Error;
+
+    fn make_tls_connect(&mut self, host: &str) -> io::Result<Handshake> {
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        Ok(Handshake {
+            connector: TlsConnector::from(Arc::clone(&self.0)),
+            name,
+        })
+    }
+}
+
+/// One handshake to come.
+pub struct Handshake {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+}
+
+impl<S> TlsConnect<S> for Handshake
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    type Stream = Encrypted<S>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Encrypted<S>>> + Send>>;
+
+    fn connect(self, stream: S) -> Self::Future {
+        Box::pin(async move { Ok(Encrypted(self.connector.connect(self.name, stream).await?)) })
+    }
+}
+
+/// The connection behind the handshake.
+pub struct Encrypted<S>(tokio_rustls::client::TlsStream<S>);
+
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
+    fn channel_binding(&self) -> ChannelBinding {
+        ChannelBinding::none()
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}

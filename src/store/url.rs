@@ -1,0 +1,114 @@
+//! `postgres://…`: what tokio-postgres takes, and TLS as libpq spells it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+use tokio_postgres::Config;
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+
+/// Where the database is and how to get there. What it prints has no password.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Url {
+    /// Hosts, user, database.
+    pub config: Config,
+    /// The certificates that are trusted; without them the connection is not encrypted.
+    pub roots_path: Option<PathBuf>,
+}
+
+/// PostgreSQL's own.
+const PORT: u16 = 5432;
+
+/// How long one host may take to answer, unless the URL says otherwise.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+impl FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (address, query) = text.split_once('?').unwrap_or((text, ""));
+        let mut rest = Vec::new();
+        let (mut mode, mut roots_path) = ("disable", None);
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("sslmode", value)) => mode = value,
+                Some(("sslrootcert", value)) => roots_path = Some(decoded(value)?.into()),
+                _ => rest.push(option),
+            }
+        }
+        let ssl_mode = match (mode, &roots_path) {
+            ("disable", None) => SslMode::Disable,
+            ("verify-full", Some(_)) => SslMode::Require,
+            ("disable", Some(_)) => return Err("sslrootcert needs sslmode=verify-full".to_owned()),
+            ("verify-full", None) => {
+                return Err("sslmode=verify-full needs sslrootcert=FILE".to_owned());
+            }
+            _ => {
+                return Err(
+                    "sslmode is disable or verify-full; the others trust whoever answers"
+                        .to_owned(),
+                );
+            }
+        };
+        let mut config: Config = format!("{address}?{}", rest.join("&"))
+            .parse()
+            .map_err(|error: tokio_postgres::Error| described(&error))?;
+        if config.get_hosts().is_empty() {
+            return Err("expected a host, such as postgres://user@host/database".to_owned());
+        }
+        if config.get_target_session_attrs() == TargetSessionAttrs::ReadOnly {
+            return Err("plants cannot be added to a server that is read-only".to_owned());
+        }
+        config
+            .ssl_mode(ssl_mode)
+            .target_session_attrs(TargetSessionAttrs::ReadWrite);
+        if config.get_application_name().is_none() {
+            config.application_name("plantstore");
+        }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(CONNECT_TIMEOUT);
+        }
+        Ok(Self { config, roots_path })
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ports = self.config.get_ports();
+        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(PORT);
+        let name = |(at, host): (usize, &Host)| match host {
+            Host::Tcp(name) => format!("{name}:{}", port(at)),
+            Host::Unix(path) => path.display().to_string(),
+        };
+        let hosts: Vec<_> = self
+            .config
+            .get_hosts()
+            .iter()
+            .enumerate()
+            .map(name)
+            .collect();
+        write!(f, "postgres://{}", hosts.join(","))?;
+        match self.config.get_dbname() {
+            Some(name) => write!(f, "/{name}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A path with `%20` for a space.
+fn decoded(text: &str) -> Result<String, String> {
+    match percent_decode_str(text).decode_utf8() {
+        Ok(path) => Ok(path.into_owned()),
+        Err(_) => Err("sslrootcert: expected UTF-8".to_owned()),
+    }
+}
+
+/// An error of the driver with what is behind it.
+fn described(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,72 @@
+//! The same tests over PostgreSQL: with `TEST_POSTGRES` in the environment (`scripts/with-postgres`), what would be
+//! the database file of a directory is a database of that server.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{LazyLock, Mutex};
+
+use tokio_postgres::{Client, NoTls};
+
+/// The URL of a server, without a database.
+const TEST_POSTGRES: &str = "TEST_POSTGRES";
+
+/// Whether stores are databases of a server.
+pub fn is_under_test() -> bool {
+    std::env::var_os(TEST_POSTGRES).is_some()
+}
+
+/// The store of this directory, made if it is not there; none if it is a file.
+pub fn store(directory: &Path) -> Option<String> {
+    static MADE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
+    let server = std::env::var(TEST_POSTGRES).ok()?;
+    let name = directory.file_name().expect("a name").to_string_lossy();
+    let database: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    let url = format!("{server}/{database}");
+    let mut made = MADE.lock().expect("no panic");
+    if made.insert(url.clone()) {
+        with_client(&format!("{server}/postgres"), async |client| {
+            let sql = format!("CREATE DATABASE \"{database}\"");
+            client.batch_execute(&sql).await.expect("a database");
+        });
+    }
+    Some(url)
+}
+
+/// What is stored there.
+pub fn plants(store: &str) -> Vec<(i64, String, Option<String>)> {
+    with_client(store, async |client| {
+        let sql = "SELECT id, name, tag FROM plants ORDER BY id";
+        let rows = client.query(sql, &[]).await.expect("rows");
+        let plant = |row: &tokio_postgres::Row| {
+            let tag: Option<&str> = row.get(2);
+            (row.get(0), original(row.get(1)), tag.map(original))
+        };
+        rows.iter().map(plant).collect()
+    })
+}
+
+/// Has something done with a connection.
+pub fn with_client<T>(url: &str, work: impl AsyncFnOnce(&Client) -> T) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a server");
+        tokio::spawn(connection);
+        work(&client).await
+    })
+}
+
+/// U+0000 is kept as U+001A '0', and U+001A as U+001A '1'.
+fn original(stored: &str) -> String {
+    let mut parts = stored.split('\u{1a}');
+    let mut text = parts.next().expect("a part").to_owned();
+    for part in parts {
+        match part.strip_prefix('0') {
+            Some(rest) => text.extend(["\0", rest]),
+            None => text.extend(["\u{1a}", part.strip_prefix('1').expect("0 or 1")]),
+        }
+    }
+    text
+}

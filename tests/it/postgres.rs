@@ -1,0 +1,407 @@
+//! What is only so over PostgreSQL: settings that are refused, roles, several nodes, TLS, a database that is away.
+//! `scripts/with-postgres` runs these, and the tests of everything else, over a server of its own.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::postgres::{store, with_client};
+use crate::harness::{Client, Server, directory, plantstore, run, run_ok, wait_until};
+
+const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
+
+fn url(directory: &Path) -> String {
+    store(directory).expect("scripts/with-postgres runs this")
+}
+
+fn sql(url: &str, statements: &str) {
+    with_client(url, async |client| {
+        client.batch_execute(statements).await.expect("SQL");
+    });
+}
+
+/// The same database as another role.
+fn as_role(url: &str, role: &str) -> String {
+    url.replace("postgres@", &format!("{role}@"))
+}
+
+/// Ends with 1 and one line: gives the line.
+fn refusal(directory: &Path, arguments: &[&str]) -> String {
+    let output = run(directory, arguments);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    stderr
+}
+
+const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_server_that_would_make_a_200_a_lie_is_refused_by_the_name_of_the_setting() {
+    let directory = directory();
+    let url = url(directory.path());
+    let database = url.rsplit('/').next().expect("a name");
+    sql(
+        &url,
+        &format!("ALTER DATABASE \"{database}\" SET synchronous_commit = off"),
+    );
+    let sentence = refusal(directory.path(), &SERVE);
+    assert!(sentence.contains("synchronous_commit is off"), "{sentence}");
+    let sentence = refusal(directory.path(), &["token", "create", "a"]);
+    assert!(sentence.contains("synchronous_commit is off"), "{sentence}");
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_role_without_rights_to_create_works_once_another_has_migrated() {
+    let directory = directory();
+    let url = url(directory.path());
+    let role = format!("clerk_{}", std::process::id());
+    sql(
+        &url,
+        &format!("CREATE ROLE {role} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC"),
+    );
+    let clerk = as_role(&url, &role);
+    let sentence = refusal(
+        directory.path(),
+        &[&SERVE[..], &["--store", &clerk]].concat(),
+    );
+    assert!(sentence.contains("run `plantstore migrate`"), "{sentence}");
+
+    run_ok(directory.path(), &["migrate"]);
+    sql(
+        &url,
+        &format!(
+            "GRANT SELECT ON plantstore_schema TO {role};
+             GRANT SELECT, INSERT, UPDATE ON plants, tokens TO {role}"
+        ),
+    );
+    let token = run_ok(
+        directory.path(),
+        &["token", "create", "a", "--store", &clerk],
+    );
+    let server = Server::start_in(directory.path(), &["--store", &clerk]);
+    for _ in 0..2 {
+        assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
+    }
+    sql(&url, &format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn many_nodes_migrate_at_once_and_each_finds_it_done() {
+    let directory = directory();
+    url(directory.path());
+    let mut children: Vec<_> = (0..8)
+        .map(|_| {
+            plantstore(directory.path())
+                .arg("migrate")
+                .spawn()
+                .expect("it starts")
+        })
+        .collect();
+    for child in &mut children {
+        assert!(crate::harness::wait_for_exit(child).success());
+    }
+    run_ok(directory.path(), &["token", "create", "a"]);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_schema_that_is_newer_than_we_are_is_refused() {
+    let directory = directory();
+    run_ok(directory.path(), &["migrate"]);
+    sql(
+        &url(directory.path()),
+        "INSERT INTO plantstore_schema VALUES (99)",
+    );
+    let sentence = refusal(directory.path(), &SERVE);
+    assert!(sentence.contains("schema version 99"), "{sentence}");
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_token_made_on_one_node_works_on_all_and_revoked_stops_on_all() {
+    let directory = directory();
+    let nodes = [(); 3].map(|()| Server::start_in(directory.path(), &[]));
+    let token = run_ok(directory.path(), &["token", "create", "a"]);
+    let add = |node: &Server| node.connect().add(token.trim(), BODY);
+    for node in &nodes {
+        assert_eq!(add(node).status, 200);
+    }
+    run_ok(directory.path(), &["token", "revoke", "a"]);
+    let revoked = Instant::now();
+    for node in &nodes {
+        while add(node).status == 200 {
+            assert!(revoked.elapsed() < Duration::from_secs(1));
+        }
+        assert_eq!(add(node).error(), 40101);
+    }
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn of_two_nodes_racing_for_an_id_exactly_one_wins() {
+    let directory = directory();
+    let nodes = [(); 2].map(|()| Server::start_in(directory.path(), &[]));
+    let token = nodes[0].token();
+    for id in 0..50 {
+        let statuses = thread::scope(|scope| {
+            let adds = nodes.iter().zip(["a", "b"]).map(|(node, name)| {
+                let (token, address) = (&token, node.address());
+                let body = format!(r#"{{"id":{id},"name":"{name}"}}"#);
+                scope.spawn(move || Client::connect(address).add(token, body.as_bytes()).status)
+            });
+            let adds: Vec<_> = adds.collect();
+            let mut statuses: Vec<_> = adds
+                .into_iter()
+                .map(|add| add.join().expect("no panic"))
+                .collect();
+            statuses.sort_unstable();
+            statuses
+        });
+        assert_eq!(statuses, [200, 400], "id {id}");
+    }
+    assert_eq!(nodes[0].plants().len(), 50);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
+    let directory = directory();
+    let url = url(directory.path());
+    let token = run_ok(directory.path(), &["token", "create", "a"]);
+    let database = address(&url);
+    let door = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let way = door.local_addr().expect("an address");
+    drop(door);
+    let through = url.replace(&database.to_string(), &way.to_string());
+    let arguments = ["--store", &through, "--store-timeout", "1s"];
+    let server = Server::start_in(directory.path(), &arguments);
+    let answer = server.connect().add(token.trim(), BODY);
+    assert_eq!(answer.error(), 50300, "{answer:?}");
+
+    let door = TcpListener::bind(way).expect("the port is still free");
+    thread::spawn(move || {
+        for near in door.incoming().map_while(Result::ok) {
+            let far = TcpStream::connect(database).expect("the server");
+            for (mut from, mut to) in [
+                (
+                    near.try_clone().expect("a socket"),
+                    far.try_clone().expect("a socket"),
+                ),
+                (far, near),
+            ] {
+                thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    wait_until("it adds", || {
+        server.connect().add(token.trim(), BODY).status == 200
+    });
+}
+
+fn address(url: &str) -> SocketAddr {
+    let host = url
+        .split('@')
+        .nth(1)
+        .and_then(|rest| rest.split('/').next());
+    host.expect("a host").parse().expect("an address")
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn verify_full_checks_who_the_server_is_and_what_it_is_called() {
+    let directory = directory();
+    let url = url(directory.path());
+    let roots = std::env::var("TEST_POSTGRES_ROOTS").expect("the server's certificate");
+    let verified = format!("{url}?sslmode=verify-full&sslrootcert={roots}");
+    run_ok(
+        directory.path(),
+        &["token", "create", "a", "--store", &verified],
+    );
+
+    // The certificate is made out to the address, and not to this name.
+    let misnamed = verified.replace("127.0.0.1", "localhost");
+    let sentence = refusal(directory.path(), &["token", "list", "--store", &misnamed]);
+    assert!(sentence.contains("not valid for name"), "{sentence}");
+
+    let strangers = directory.path().join("strangers.pem");
+    let made = std::process::Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ])
+        .args(["-subj", "/CN=stranger", "-keyout", "/dev/null", "-out"])
+        .arg(&strangers)
+        .output();
+    assert!(made.expect("openssl runs").status.success());
+    let strange = format!(
+        "{url}?sslmode=verify-full&sslrootcert={}",
+        strangers.display()
+    );
+    let sentence = refusal(directory.path(), &["token", "list", "--store", &strange]);
+    assert!(sentence.contains("invalid peer certificate"), "{sentence}");
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn what_a_url_must_not_say_is_wrong_usage_and_no_password_is_shown() {
+    let directory = directory();
+    for (url, complaint) in [
+        ("postgres://u:secret@h/d?sslmode=require", "verify-full"),
+        ("postgres://u:secret@h/d?sslmode=verify-full", "sslrootcert"),
+        ("postgres://u:secret@h/d?frobnicate=1", "frobnicate"),
+    ] {
+        let output = run(directory.path(), &["token", "list", "--store", url]);
+        assert_eq!(output.status.code(), Some(2));
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(stderr.contains(complaint), "{stderr}");
+    }
+    let away = "postgres://u:secret@127.0.0.1:1/d";
+    let sentence = refusal(directory.path(), &["token", "list", "--store", away]);
+    assert!(sentence.contains("cannot be reached"), "{sentence}");
+    assert!(!sentence.contains("secret"), "{sentence}");
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_store_moves_house_and_back_with_all_it_has() {
+    let directory = directory();
+    let there = url(directory.path());
+    let here = "sqlite:plantstore.db";
+    let server = Server::start_in(directory.path(), &["--store", here]);
+    let token =
+        std::fs::read_to_string(directory.path().join("plantstore.token")).expect("a token");
+    run_ok(
+        directory.path(),
+        &["token", "create", "gone", "--store", here],
+    );
+    run_ok(
+        directory.path(),
+        &["token", "revoke", "gone", "--store", here],
+    );
+    let names = ["Fern", "\\u0000", "\\u001a0", "🌱", ""];
+    for (id, name) in (i64::MAX - 2500..=i64::MAX).zip(names.iter().cycle()) {
+        let body = format!(r#"{{"id":{id},"name":"{name}","tag":"{name}"}}"#);
+        assert_eq!(
+            server.connect().add(token.trim(), body.as_bytes()).status,
+            200
+        );
+    }
+    drop(server);
+
+    let copy = |from: &str, to: &str| run(directory.path(), &["copy", "--store", from, "--to", to]);
+    for _ in 0..2 {
+        let copied = copy(here, &there);
+        let said = String::from_utf8_lossy(&copied.stderr).into_owned();
+        assert_eq!(said, "copied and compared: plants 2501, tokens 2\n");
+    }
+    // Interrupted half-way, it is taken up again.
+    sql(&there, "DELETE FROM plants WHERE id % 3 = 0");
+    assert!(copy(here, &there).status.success());
+    assert!(copy(&there, "sqlite:back.db").status.success());
+    let listed = |store: &str| {
+        run_ok(
+            directory.path(),
+            &["token", "list", "--json", "--store", store],
+        )
+    };
+    assert_eq!(listed(here), listed("sqlite:back.db"));
+    assert_eq!(
+        run_ok(directory.path(), &["check", "--store", "sqlite:back.db"]),
+        "no damage: plants 2501, tokens 2\n"
+    );
+
+    sql(
+        &there,
+        "UPDATE plants SET name = 'another' WHERE id = 9223372036854775807",
+    );
+    let refused = copy(here, &there);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        said.contains("another plant with id 9223372036854775807"),
+        "{said}"
+    );
+}
+
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
+
+/// The fenced blocks of a chapter: language and text.
+fn blocks(chapter: &str) -> Vec<(&'static str, &'static str)> {
+    let chapter = OPERATIONS
+        .split("\n## ")
+        .find(|text| text.starts_with(chapter));
+    let fenced = chapter
+        .expect("the chapter")
+        .split("```")
+        .skip(1)
+        .step_by(2);
+    let block = |block: &'static str| block.split_once('\n').expect("a language");
+    fenced.map(block).collect()
+}
+
+/// Runs a script with the binary in its path; gives what it prints.
+fn shell(directory: &Path, script: &str, variables: &[(&str, &str)]) -> String {
+    let binary = Path::new(env!("CARGO_BIN_EXE_plantstore"));
+    let folder = binary.parent().expect("a folder").display();
+    let path = std::env::var("PATH").expect("a path");
+    let output = std::process::Command::new("timeout")
+        .args(["60", "bash", "-euc", script])
+        .env("PATH", format!("{folder}:{path}"))
+        .env_remove("PLANTSTORE_STORE")
+        .envs(variables.iter().copied())
+        .current_dir(directory)
+        .output()
+        .expect("bash runs");
+    assert!(output.status.success(), "{script}: {output:?}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn the_walk_through_of_three_nodes_and_of_moving_house_works_as_written() {
+    let directory = directory();
+    let url = url(directory.path());
+    let server = address(&url).to_string();
+    sql(&url, "CREATE ROLE owner SUPERUSER LOGIN");
+    sql(&url, "CREATE DATABASE plants");
+
+    let blocks = blocks("Three nodes");
+    let mut script = "trap 'kill $(jobs -p); wait' EXIT\n".to_owned();
+    for (_, text) in blocks.iter().filter(|(language, _)| *language == "sh") {
+        script += text;
+    }
+    for port in ["8081", "8082", "8083"] {
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let free = free.local_addr().expect("an address").port();
+        script = script.replace(port, &free.to_string());
+    }
+    let printed = shell(directory.path(), &script, &[("DATABASE", &server)]);
+    let (_, expected) = blocks
+        .iter()
+        .find(|(language, _)| *language == "json")
+        .expect("answers");
+    assert!(printed.ends_with(expected), "{printed}");
+
+    let house = crate::harness::directory();
+    let to = self::url(house.path());
+    run_ok(
+        house.path(),
+        &["token", "create", "a", "--store", "sqlite:plantstore.db"],
+    );
+    let (_, moving) = self::blocks("Moving house")[0];
+    shell(house.path(), moving, &[("PLANTSTORE_STORE", &to)]);
+    assert_eq!(
+        run_ok(house.path(), &["check"]),
+        "no damage: plants 0, tokens 1\n"
+    );
+}
