@@ -205,7 +205,8 @@ impl Sqlite {
     /// How many plants there are.
     pub fn count_plants(&mut self) -> Result<u64, StoreError> {
         let sql = "SELECT count(*) FROM plants";
-        Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
+        let count: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
+        Ok(u64::try_from(count).unwrap_or_default())
     }
 
     /// The plants with ids of this range, by id, as many as fit in a page.
