@@ -87,6 +87,14 @@ fn load(number: usize, first_client: u64, seed: u64) -> Load {
     }
 }
 
+fn stop_all(loads: impl IntoIterator<Item = Running>) -> Ledger {
+    let mut all = Ledger::default();
+    for load in loads {
+        all.append(load.stop());
+    }
+    all
+}
+
 /// Adds a run to what is known of this database, and sends what was not answered again: everything acknowledged is
 /// there, nothing else is, and every plant finds its answer.
 fn settle(database: &str, server: &Server, run: Ledger, all: &mut Ledger) -> Vec<String> {

@@ -67,7 +67,7 @@ impl Postgres {
     }
 
     fn new(port: u16) -> Self {
-        let place = directory();
+        let place = scratch();
         if geteuid().is_root() {
             // Servers of PostgreSQL refuse to run as root.
             finish(
@@ -279,6 +279,28 @@ impl Pair {
         let port = standby.port;
         drop(standby);
         Self::with(primary, port)
+    }
+}
+
+/// Memory, if there is a file system for it with room for some servers: what is killed here are processes, and those
+/// lose nothing that a file system has. On a slow disk most of the time would go into making servers.
+fn scratch() -> TempDir {
+    let memory = "/dev/shm";
+    let free = Command::new("df")
+        .args(["--output=avail", "-BM", memory])
+        .output();
+    let free = free.map_or_else(
+        |_| String::new(),
+        |df| String::from_utf8_lossy(&df.stdout).into_owned(),
+    );
+    let mebibytes = free
+        .lines()
+        .nth(1)
+        .and_then(|free| free.trim().trim_end_matches('M').parse().ok());
+    if mebibytes.is_some_and(|free: u64| free >= 4096) {
+        tempfile::tempdir_in(memory).expect("a directory")
+    } else {
+        directory()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::checker::{Ledger, Told};
 use crate::harness::wait_until;
 use crate::load::Load;
 use crate::postgres::cluster::Postgres;
-use crate::postgres::{Node, load, prepare, settle};
+use crate::postgres::{Node, load, prepare, settle, stop_all};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
@@ -77,14 +77,13 @@ fn races(
     for number in 0..runs {
         let before = failures(&postgres, logged);
         let [one, two] = [0, 100].map(|first_client| Load {
-            ids: Some(50),
+            ids: Some(8),
             ..load(number, first_client, random.next())
         });
         let loads = [nodes[0].load(one), nodes[1].load(two)];
         thread::sleep(Duration::from_millis(300));
         wait_until("statements fail", || failures(&postgres, logged) > before);
-        let mut run = Ledger::default();
-        loads.into_iter().for_each(|load| run.append(load.stop()));
+        let run = stop_all(loads);
         finish(report, &postgres, &nodes[number % 2], run, &mut all);
         progress.step();
     }

@@ -7,7 +7,7 @@ use crate::checker::{Ledger, Told};
 use crate::harness::wait_until;
 use crate::postgres::cluster::Postgres;
 use crate::postgres::proxy::Proxy;
-use crate::postgres::{Node, load, prepare, settle};
+use crate::postgres::{Node, load, prepare, settle, stop_all};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
@@ -108,8 +108,7 @@ pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
             let count = postgres.ask(sql).expect("a count");
             ended += count.parse::<usize>().expect("a number");
         }
-        let mut run = Ledger::default();
-        loads.into_iter().for_each(|load| run.append(load.stop()));
+        let run = stop_all(loads);
         let acknowledged = run.acknowledged().count();
         let wrong = settle(&postgres.url(), &nodes[number % 2].server, run, &mut all);
         report.add(1, acknowledged, wrong);

@@ -9,7 +9,7 @@ use crate::checker::{Ledger, Sent, Told};
 use crate::harness::wait_until;
 use crate::load::{Running, body, told};
 use crate::postgres::cluster::Pair;
-use crate::postgres::{Node, load, median, prepare, settle, violations};
+use crate::postgres::{Node, load, median, prepare, settle, stop_all, violations};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
@@ -40,14 +40,15 @@ pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
         });
         let times = loads.iter().flat_map(Running::stored).collect();
         seconds.push(end_of_longest_gap(times, killed).as_secs_f64());
-        let mut run = Ledger::default();
-        loads.into_iter().for_each(|load| run.append(load.stop()));
+        let run = stop_all(loads);
         let acknowledged = run.acknowledged().count();
         let database = pair.primary.url();
         let wrong = settle(&database, &nodes[number % 2].server, run, &mut all);
         report.add(1, acknowledged, wrong);
-        pair = pair.rejoin();
         progress.step();
+        if number + 1 < runs {
+            pair = pair.rejoin();
+        }
     }
     report.note = format!(
         "{:.2} s from the kill to the next 200 (median)",
@@ -118,8 +119,10 @@ pub fn standby_losses(seed: u64, runs: usize, progress: &Progress) -> Report {
         all.append(run);
         wrong.extend(violations(&pair.primary.url(), &all));
         report.add(1, acknowledged, wrong);
-        pair = pair.rejoin();
         progress.step();
+        if number + 1 < runs {
+            pair = pair.rejoin();
+        }
     }
     report.note = format!("{ghosts} rows seen that were not durable");
     report
