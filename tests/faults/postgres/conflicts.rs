@@ -13,6 +13,17 @@ use crate::postgres::{Node, load, prepare, settle, stop_all};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
+/// Transactions fail when others have changed what they want to change. There is time for that between the moment
+/// from which they see the database and the first row.
+const SERIALIZABLE: &str = "
+    CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_sleep(0.002);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER take_time BEFORE INSERT ON plants FOR EACH STATEMENT EXECUTE FUNCTION take_time();
+    ALTER DATABASE plants SET default_transaction_isolation = 'serializable'";
+
 /// A third of the statements fail, and are as good the next time.
 const FAIL_A_THIRD: &str = "
     CREATE FUNCTION fail_a_third() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -31,10 +42,9 @@ pub fn serializable(seed: u64, runs: usize, progress: &Progress) -> Report {
         "serialization failures",
         "default_transaction_isolation = serializable, two nodes that race",
     );
-    let sql = "ALTER DATABASE plants SET default_transaction_isolation = 'serializable'";
     races(
         &mut report,
-        sql,
+        SERIALIZABLE,
         "could not serialize",
         seed,
         runs,
