@@ -174,16 +174,25 @@ impl Postgres {
     }
 
     fn run(&self, sql: &str, database: &str) -> Option<String> {
-        let url = format!("postgres://postgres@127.0.0.1:{}/{database}", self.port);
-        let answers = with_client(&url, async |client| {
-            timeout(PATIENCE, client.simple_query(sql)).await
-        });
-        let answers = answers.unwrap_or_else(|_| panic!("{HANG}: {sql}"));
+        let answers = self.try_run(sql, database);
         let answers = answers.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         answers.iter().find_map(|answer| match answer {
             SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
             _ => None,
         })
+    }
+
+    /// Runs SQL that may fail.
+    pub fn try_run(
+        &self,
+        sql: &str,
+        database: &str,
+    ) -> Result<Vec<SimpleQueryMessage>, tokio_postgres::Error> {
+        let url = format!("postgres://postgres@127.0.0.1:{}/{database}", self.port);
+        let answers = with_client(&url, async |client| {
+            timeout(PATIENCE, client.simple_query(sql)).await
+        });
+        answers.unwrap_or_else(|_| panic!("{HANG}: {sql}"))
     }
 
     /// Whether commits wait for a standby from now on.

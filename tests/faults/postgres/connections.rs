@@ -60,9 +60,11 @@ pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
     let proxy = Proxy::start(postgres.port(), random.next());
     let node = Node::start(&proxy.store(), &token, &["--store-timeout", "500ms"]);
     let mut all = Ledger::default();
+    let mut lost = 0;
     for number in 0..runs {
         let running = node.load(load(number, 0, random.next()));
-        thread::sleep(Duration::from_micros(random.below(100_000)));
+        wait_until("there is a load", || !running.stored().is_empty());
+        thread::sleep(Duration::from_micros(random.below(50_000)));
         proxy.hold_answers(true);
         thread::sleep(Duration::from_millis(800));
         proxy.hold_answers(false);
@@ -72,14 +74,17 @@ pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
         });
         let run = running.stop();
         let acknowledged = run.acknowledged().count();
-        let mut wrong = Vec::new();
-        if run.count(Told::Nothing) == 0 {
-            wrong.push("wrong: nobody was told that an answer was lost".to_owned());
-        }
-        wrong.extend(settle(&postgres.url(), &node.server, run, &mut all));
+        lost += run.count(Told::Nothing);
+        let wrong = settle(&postgres.url(), &node.server, run, &mut all);
         report.add(1, acknowledged, wrong);
         progress.step();
     }
+    // Not in every run: it may be a token that is not read, and then it is known that nothing was stored.
+    if lost == 0 {
+        let wrong = "wrong: nobody was told that an answer was lost".to_owned();
+        report.add(0, 0, vec![wrong]);
+    }
+    report.note = format!("{lost} answers lost, every one found by sending again");
     report
 }
 
