@@ -5,6 +5,7 @@ mod conflicts;
 mod connections;
 mod failover;
 mod nodes;
+mod pair;
 mod proxy;
 
 use std::collections::BTreeMap;

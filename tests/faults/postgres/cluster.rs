@@ -1,5 +1,5 @@
-//! PostgreSQL servers of our own, as Debian builds them, unprivileged and on ports of 127.0.0.1: one alone, or a
-//! primary with a synchronous standby. What was started is killed at the end.
+//! PostgreSQL servers of our own, as Debian builds them, unprivileged and on ports of 127.0.0.1. What was started is
+//! killed at the end.
 
 use std::fs;
 use std::net::TcpListener;
@@ -55,7 +55,7 @@ impl Postgres {
     }
 
     /// A copy that follows this server.
-    fn start_standby(primary: &Self, port: u16) -> Self {
+    pub fn start_standby(primary: &Self, port: u16) -> Self {
         let mut server = Self::new(port);
         let mut copy = server.command("pg_basebackup");
         let from = format!("host=127.0.0.1 port={} user=postgres", primary.port);
@@ -195,8 +195,14 @@ impl Postgres {
         answers.unwrap_or_else(|_| panic!("{HANG}: {sql}"))
     }
 
+    /// Has a standby take the place of its primary.
+    pub fn promote(&self) {
+        let mut promote = self.command("pg_ctl");
+        finish(promote.args(["promote", "-D", "data", "--timeout=30"]));
+    }
+
     /// Whether commits wait for a standby from now on.
-    fn wait_for_standby(&self, wait: bool) {
+    pub fn wait_for_standby(&self, wait: bool) {
         let names = if wait { "*" } else { "" };
         self.sql(&format!(
             "ALTER SYSTEM SET synchronous_standby_names = '{names}'"
@@ -204,7 +210,8 @@ impl Postgres {
         self.sql("SELECT pg_reload_conf()");
     }
 
-    fn has_synchronous_standby(&self) -> bool {
+    /// Whether there is one that has all there is.
+    pub fn has_synchronous_standby(&self) -> bool {
         let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'";
         self.ask(sql).as_deref() == Some("1")
     }
@@ -232,62 +239,6 @@ impl Drop for Postgres {
         if let Some(memory) = memory {
             let _ = Command::new("ipcrm").args(["-m", memory]).output();
         }
-    }
-}
-
-/// A primary and its synchronous standby.
-pub struct Pair {
-    pub primary: Postgres,
-    pub standby: Postgres,
-}
-
-impl Pair {
-    /// The database has to be prepared while there is nobody to wait for.
-    pub fn start_new(prepare: impl FnOnce(&Postgres)) -> Self {
-        let primary = Postgres::start_new();
-        prepare(&primary);
-        Self::with(primary, free_port())
-    }
-
-    fn with(primary: Postgres, port: u16) -> Self {
-        // Before the copy is made: by the time that it follows, every process of the primary has heard of it.
-        primary.wait_for_standby(true);
-        let standby = Postgres::start_standby(&primary, port);
-        let pair = Self { primary, standby };
-        pair.wait_until_in_step();
-        pair
-    }
-
-    pub fn wait_until_in_step(&self) {
-        wait_until("the standby follows", || {
-            self.primary.has_synchronous_standby()
-        });
-    }
-
-    /// The store as nodes are told of it: whichever of the two can be written to.
-    pub fn store(&self) -> String {
-        let (one, two) = (
-            self.primary.port.min(self.standby.port),
-            self.primary.port.max(self.standby.port),
-        );
-        format!("postgres://postgres@127.0.0.1:{one},127.0.0.1:{two}/plants")
-    }
-
-    /// The primary is killed and the standby takes its place, alone, as a tool for high availability would have it.
-    pub fn fail_over(&mut self) {
-        self.primary.kill();
-        let mut promote = self.standby.command("pg_ctl");
-        finish(promote.args(["promote", "-D", "data", "--timeout=30"]));
-        std::mem::swap(&mut self.primary, &mut self.standby);
-        self.primary.wait_for_standby(false);
-    }
-
-    /// Where the old primary was, a standby follows the new one.
-    pub fn rejoin(self) -> Self {
-        let Self { primary, standby } = self;
-        let port = standby.port;
-        drop(standby);
-        Self::with(primary, port)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::checker::{Ledger, Sent, Told};
 use crate::harness::wait_until;
 use crate::load::{Running, body, told};
-use crate::postgres::cluster::Pair;
+use crate::postgres::pair::Pair;
 use crate::postgres::{Node, load, median, prepare, settle, stop_all, violations};
 use crate::random::Random;
 use crate::report::{Progress, Report};
