@@ -4,6 +4,7 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
+FAULT_TOOLS := strace libfaketime postgresql haproxy
 
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
 ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log::
@@ -16,10 +17,11 @@ test: setup check deny it faults-share schemathesis
 # What needs nothing but the crates.
 check: fmt lint docs
 
-# Installs what the tests run: curl and sqlite3 (the README's commands), strace and libfaketime (faults), Python
-# (Schemathesis), PostgreSQL and openssl (the same over PostgreSQL, with TLS). A share of the faults mounts a small file system, which needs root, or sudo.
+# Installs what the tests run: curl and sqlite3 (the README's commands), strace, libfaketime, PostgreSQL and HAProxy
+# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis). A share of the faults mounts a small file system, which
+# needs root, or sudo.
 setup:
-	@scripts/install-missing curl sqlite3 strace libfaketime python3 python3-venv postgresql openssl
+	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv
 
 fmt:
 	$(CARGO) fmt --check
@@ -50,13 +52,15 @@ it: build
 
 # A share of the faults, and proof that the suite notices a broken service.
 faults-share:
-	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2
+	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
+	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 
 # All of them: power cuts by the ten thousand, a thousand kills, every sync and every write of a run, fifty of each
-# other fault. Writes the table in docs/reliability.md.
+# other fault; with PostgreSQL a thousand connections cut and fifty failovers. Writes the table in docs/reliability.md.
 faults:
-	@scripts/install-missing strace libfaketime
-	$(CARGO) test --release --locked --test faults -- --cuts 20000 --kills 1000 --step 1 --each 50 --publish
+	@scripts/install-missing $(FAULT_TOOLS)
+	$(CARGO) test --release --locked --test faults -- --cuts 20000 --kills 1000 --step 1 --each 50 \
+	  --failovers 50 --standby-losses 10 --connection-cuts 1000 --rolling 10 --publish
 
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore

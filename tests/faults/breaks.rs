@@ -1,5 +1,5 @@
-//! The checker is shown to work: three builds of the service, each with its durability broken in one place, run
-//! through the same suite, which must report losses of each.
+//! The checker is shown to work: builds of the service, each with its durability broken in one place, run through the
+//! same suite, which must report what is wrong with each.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,9 @@ use std::process::Command;
 use crate::harness::BINARY_UNDER_TEST;
 
 /// A break: its name, the file, what stands there and what is put in its place.
-const BREAKS: [(&str, &str, &str, &str); 3] = [
+type Break = (&'static str, &'static str, &'static str, &'static str);
+
+const BREAKS: [Break; 3] = [
     (
         "synchronous-off",
         "src/store/sqlite/open.rs",
@@ -31,25 +33,67 @@ const BREAKS: [(&str, &str, &str, &str); 3] = [
     ),
 ];
 
+/// A standby that is lost shows them.
+const BREAKS_OF_POSTGRES: [Break; 2] = [
+    (
+        "warnings-ignored",
+        "src/store/postgres/link.rs",
+        "session.has_warned()",
+        "session.has_warned() && false",
+    ),
+    (
+        "replays-that-write-nothing",
+        "src/store/postgres/batch.rs",
+        "INSERT INTO plants (id, name, tag, added_at, added_by)
+    SELECT id, name, tag, $4::TIMESTAMPTZ, added_by
+    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $5::BIGINT[]) AS new (id, name, tag, added_by)
+    ORDER BY id
+    ON CONFLICT (id) DO UPDATE SET name = excluded.name
+    WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
+    RETURNING id, added_at",
+        "WITH new AS (
+        SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $5::BIGINT[]) AS new (id, name, tag, added_by)
+    ), added AS (
+        INSERT INTO plants (id, name, tag, added_at, added_by)
+        SELECT id, name, tag, $4::TIMESTAMPTZ, added_by FROM new ORDER BY id
+        ON CONFLICT (id) DO NOTHING RETURNING id, added_at
+    )
+    SELECT id, added_at FROM added
+    UNION ALL SELECT id, added_at FROM plants JOIN new USING (id)
+    WHERE plants.name = new.name AND plants.tag IS NOT DISTINCT FROM new.tag",
+    ),
+];
+
 /// The breaks that the suite did not notice.
 pub fn unnoticed(cuts: usize, seed: u64) -> Vec<String> {
-    let mut unnoticed = Vec::new();
-    for (name, file, before, after) in BREAKS {
-        let binary = build(name, file, before, after);
-        let output = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--cuts", &cuts.to_string(), "--seed", &seed.to_string()])
-            .env(BINARY_UNDER_TEST, binary)
-            .output()
-            .expect("it runs");
-        let printed = String::from_utf8_lossy(&output.stdout);
-        let losses = printed.matches("lost: ").count();
-        println!("{name}: {losses} losses reported");
-        if losses == 0 || output.status.code() != Some(1) {
-            let errors = String::from_utf8_lossy(&output.stderr);
-            unnoticed.push(format!("{name} was not noticed:\n{printed}{errors}"));
-        }
-    }
+    let power_cuts = format!("--cuts {cuts} --seed {seed}");
+    let standby_losses = format!(
+        "--postgres-only --standby-losses 1 --failovers 0 --connection-cuts 0 --rolling 0 --each 0 --seed {seed}"
+    );
+    let by_power_cuts = |broken| run(broken, &power_cuts, "lost: ").err();
+    let by_standby_losses = |broken| run(broken, &standby_losses, "without a standby").err();
+    let mut unnoticed: Vec<_> = BREAKS.into_iter().filter_map(by_power_cuts).collect();
+    unnoticed.extend(BREAKS_OF_POSTGRES.into_iter().filter_map(by_standby_losses));
     unnoticed
+}
+
+/// Runs the suite over a broken build; an error if it does not report this.
+fn run(broken: Break, arguments: &str, expected: &str) -> Result<(), String> {
+    let (name, file, before, after) = broken;
+    let binary = build(name, file, before, after);
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(arguments.split(' '))
+        .env(BINARY_UNDER_TEST, binary)
+        .output()
+        .expect("it runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let count = printed.matches(expected).count();
+    println!("{name}: reported {count} times");
+    if count == 0 || output.status.code() != Some(1) {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{name} was not noticed:\n{printed}{errors}"));
+    }
+    Ok(())
 }
 
 /// Builds a copy of the project with one place changed, beside the project's own build so that all

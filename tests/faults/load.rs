@@ -1,7 +1,10 @@
 //! Clients that add plants and write down what they sent and what they were told.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use crate::checker::{Ledger, Sent, Told};
 use crate::harness::{Answer, Client, Server};
@@ -37,33 +40,59 @@ pub struct Load {
     pub plants: u64,
     /// Ids start here, so that runs on one store do not meet.
     pub first_id: i64,
+    /// Clients are counted from here, so that those of several nodes race for ids with different plants.
+    pub first_client: u64,
+    /// If there is a number, all clients want one of so few ids.
+    pub ids: Option<u64>,
     /// Names are made so long, if they are not anyway.
     pub name_len: usize,
+    /// There is a load balancer in between: it has errors of its own, and who is hung up on comes again.
+    pub balanced: bool,
     pub seed: u64,
 }
 
 /// A load that is under way.
-pub struct Running(Vec<JoinHandle<Ledger>>);
+pub struct Running {
+    clients: Vec<JoinHandle<Ledger>>,
+    progress: Arc<Progress>,
+}
+
+/// What can be seen of it from outside.
+#[derive(Default)]
+struct Progress {
+    has_ended: AtomicBool,
+    /// When clients were told that something is stored.
+    stored: Mutex<Vec<Instant>>,
+}
 
 impl Load {
     pub fn start(self, address: SocketAddr, token: &str) -> Running {
+        let progress = Arc::new(Progress::default());
         let client = |number| {
-            let token = token.to_owned();
-            thread::spawn(move || self.client(number, address, &token))
+            let (token, progress) = (token.to_owned(), Arc::clone(&progress));
+            thread::spawn(move || self.client(number, address, &token, &progress))
         };
-        Running((0..self.clients).map(client).collect())
+        let numbers = self.first_client..self.first_client + self.clients;
+        Running {
+            clients: numbers.map(client).collect(),
+            progress,
+        }
     }
 
     /// One client: mostly plants of its own, some that others want the id of, some that it sent before.
-    fn client(self, number: u64, address: SocketAddr, token: &str) -> Ledger {
+    fn client(self, number: u64, address: SocketAddr, token: &str, progress: &Progress) -> Ledger {
         let mut random = Random::new(self.seed ^ (number + 1).wrapping_mul(0x1234_5678_9abc_def1));
         let mut ledger = Ledger::default();
         let mut before: Vec<Sent> = Vec::new();
         let mut client = None;
         for count in 0..self.plants {
-            let sent = match random.below(10) {
-                0 if !before.is_empty() => before[random.index(before.len())].clone(),
-                1 | 2 => self.plant(count, "raced for", number),
+            if progress.has_ended.load(Ordering::Relaxed) {
+                break;
+            }
+            let sent = match (random.below(10), self.ids) {
+                (_, Some(ids)) => self.plant(random.below(ids), "raced for", number),
+                (0, _) if !before.is_empty() => before[random.index(before.len())].clone(),
+                (1 | 2, _) => self.plant(count, "raced for", number),
                 _ => self.plant((number + 1) * 1_000_000 + count, "alone", number),
             };
             before.push(sent.clone());
@@ -75,16 +104,20 @@ impl Load {
                 break; // the service is gone
             };
             let (answer, connection) = exchange(connection, token, &sent);
-            let cut = answer.is_none() && kept;
-            ledger.note(
-                sent,
-                if cut {
-                    Told::Cut
-                } else {
-                    told(answer.as_ref())
-                },
-            );
-            if answer.is_none() {
+            let told = match &answer {
+                None if kept => Told::Cut,
+                Some(answer) if self.balanced && is_of_a_balancer(answer) => Told::Nothing,
+                answer => told(answer.as_ref()),
+            };
+            if told == Told::Stored {
+                progress
+                    .stored
+                    .lock()
+                    .expect("no panic")
+                    .push(Instant::now());
+            }
+            ledger.note(sent, told);
+            if answer.is_none() && !self.balanced {
                 break;
             }
             client = connection;
@@ -102,6 +135,11 @@ impl Load {
     }
 }
 
+/// No node was there to ask: nothing was stored, but nobody says so.
+fn is_of_a_balancer(answer: &Answer) -> bool {
+    answer.status == 503 && answer.header("content-type") == Some("text/html")
+}
+
 fn exchange(mut client: Client, token: &str, sent: &Sent) -> (Option<Answer>, Option<Client>) {
     client.send_as_far_as_it_goes(crate::harness::add_request(token, body(sent).as_bytes()));
     let answer = client.try_answer();
@@ -112,10 +150,21 @@ fn exchange(mut client: Client, token: &str, sent: &Sent) -> (Option<Answer>, Op
 }
 
 impl Running {
+    /// When clients were told that something is stored, so far.
+    pub fn stored(&self) -> Vec<Instant> {
+        self.progress.stored.lock().expect("no panic").clone()
+    }
+
+    /// Has every client end after the answer that it waits for.
+    pub fn stop(self) -> Ledger {
+        self.progress.has_ended.store(true, Ordering::Relaxed);
+        self.finish()
+    }
+
     /// Waits for every client to end by itself.
     pub fn finish(self) -> Ledger {
         let mut all = Ledger::default();
-        for client in self.0 {
+        for client in self.clients {
             let ledger = client.join();
             all.append(ledger.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }

@@ -1,8 +1,9 @@
 //! Nothing acknowledged is ever lost: the faults that really happen, made to happen, with a checker that knows
 //! what was promised.
 //!
-//! `faults [--cuts N] [--kills N] [--step N] [--each N] [--seed S] [--publish]`, or `faults --replay RECORDING --seed S --cuts N`,
-//! which cuts a recording that was kept at the same places in the same way.
+//! `faults [--cuts N] [--kills N] [--step N] [--each N] [--failovers N] [--standby-losses N] [--connection-cuts N]
+//! [--rolling N] [--seed S] [--postgres-only] [--publish]`, or `faults --replay RECORDING --seed S --cuts N`, which cuts
+//! a recording that was kept at the same places in the same way.
 
 mod breaks;
 mod checker;
@@ -15,6 +16,7 @@ mod harness;
 mod kills;
 mod load;
 mod machine;
+mod postgres;
 mod power;
 mod random;
 mod report;
@@ -38,6 +40,11 @@ struct Asked {
     step: usize,
     /// Every other fault so often.
     each: usize,
+    failovers: usize,
+    standby_losses: usize,
+    connection_cuts: usize,
+    rolling: usize,
+    postgres_only: bool,
     replay: Option<String>,
     publish: bool,
 }
@@ -56,6 +63,11 @@ impl Asked {
             kills: number("--kills", 20),
             step: number("--step", 20),
             each: number("--each", 2),
+            failovers: number("--failovers", 1),
+            standby_losses: number("--standby-losses", 1),
+            connection_cuts: number("--connection-cuts", 20),
+            rolling: number("--rolling", 1),
+            postgres_only: at("--postgres-only").is_some(),
             replay: value("--replay").cloned(),
             publish: at("--publish").is_some(),
         }
@@ -150,6 +162,31 @@ impl Suite {
             self.run(each, |progress| fault(seed, each, progress), name);
         }
     }
+
+    fn postgres(&mut self, asked: &Asked) {
+        let each = asked.each;
+        let faults: [(&'static str, usize, Fault); 10] = [
+            ("failovers", asked.failovers, postgres::failovers),
+            (
+                "standbys lost",
+                asked.standby_losses,
+                postgres::standby_losses,
+            ),
+            ("connections cut", asked.connection_cuts, postgres::cut),
+            ("connections that stall", each, postgres::stalled),
+            ("connections ended", each, postgres::terminated),
+            ("serialization failures", each, postgres::serializable),
+            ("40001 and 40P01", each, postgres::made_failures),
+            ("deadlocks", each, postgres::deadlocks),
+            ("nodes killed", each, postgres::killed),
+            ("rolling restarts", asked.rolling, postgres::rolling),
+        ];
+        for (name, runs, fault) in faults {
+            if runs > 0 {
+                self.run(runs, |progress| fault(asked.seed, runs, progress), name);
+            }
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -164,11 +201,14 @@ fn main() -> ExitCode {
             |progress| power::replay(kept, seed, cuts, progress),
             "replay",
         );
+    } else if asked.postgres_only {
+        suite.postgres(&asked);
     } else {
         suite.power_cuts(&asked);
         // A build that is broken on purpose has nothing to show by more.
         if std::env::var_os(harness::BINARY_UNDER_TEST).is_none() {
             suite.all_others(&asked);
+            suite.postgres(&asked);
             for unnoticed in breaks::unnoticed(asked.cuts / 4, asked.seed) {
                 println!("{unnoticed}");
                 suite.failed = true;

@@ -72,6 +72,8 @@ impl Link {
                                     return Err(StoreError::Full(error.into()));
                                 }
                                 Meaning::Full | Meaning::Never => {
+                                    // It may be the prepared statement that is of no use any more.
+                                    self.session = None;
                                     return Err(given_up(may_be_stored, error.into()));
                                 }
                             }

@@ -1,0 +1,121 @@
+//! The same promise with PostgreSQL as the store, and several nodes: what goes wrong there, made to go wrong.
+
+mod cluster;
+mod conflicts;
+mod connections;
+mod failover;
+mod nodes;
+mod pair;
+mod proxy;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+
+use tempfile::TempDir;
+
+use crate::checker::Ledger;
+use crate::harness::postgres::plants;
+use crate::harness::{Server, directory, plantstore, run_ok};
+use crate::load::{Load, Running, send_again};
+
+pub use conflicts::{deadlocks, made_failures, serializable};
+pub use connections::{cut, stalled, terminated};
+pub use failover::{failovers, standby_losses};
+pub use nodes::{killed, rolling};
+
+use cluster::free_port;
+
+/// A node: the real binary, with an address that it keeps when it is started again.
+struct Node {
+    server: Server,
+    place: TempDir,
+    address: SocketAddr,
+    arguments: Vec<String>,
+}
+
+impl Node {
+    fn start(store: &str, token: &str, more: &[&str]) -> Self {
+        let place = directory();
+        fs::write(place.path().join("plantstore.token"), token).expect("a file");
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let arguments = ["--store", store].into_iter().chain(more.iter().copied());
+        let arguments: Vec<_> = arguments.map(str::to_owned).collect();
+        let server = serve(&place, address, &arguments);
+        Self {
+            server,
+            place,
+            address,
+            arguments,
+        }
+    }
+
+    /// After it has ended.
+    fn start_again(&mut self) {
+        self.server = serve(&self.place, self.address, &self.arguments);
+    }
+
+    fn load(&self, load: Load) -> Running {
+        load.start(self.address, &self.server.token())
+    }
+}
+
+fn serve(place: &TempDir, address: SocketAddr, arguments: &[String]) -> Server {
+    let mut command = plantstore(place.path());
+    command.args(["serve", "--listen", &address.to_string()]);
+    command.args(arguments);
+    Server::start_command(command, place.path())
+}
+
+/// Makes the schema and a token.
+fn prepare(store: &str) -> String {
+    let place = directory();
+    run_ok(
+        place.path(),
+        &["token", "create", "faults", "--store", store],
+    )
+}
+
+/// A load until it is stopped; those of one number race for ids.
+fn load(number: usize, first_client: u64, seed: u64) -> Load {
+    Load {
+        clients: 4,
+        plants: 900_000,
+        first_id: i64::try_from(number).expect("small") * 1_000_000_000,
+        first_client,
+        seed,
+        ..Load::default()
+    }
+}
+
+fn stop_all(loads: impl IntoIterator<Item = Running>) -> Ledger {
+    let mut all = Ledger::default();
+    for load in loads {
+        all.append(load.stop());
+    }
+    all
+}
+
+/// Adds a run to what is known of this database, and sends what was not answered again: everything acknowledged is
+/// there, nothing else is, and every plant finds its answer.
+fn settle(database: &str, server: &Server, run: Ledger, all: &mut Ledger) -> Vec<String> {
+    let unanswered = run.unanswered().cloned().collect();
+    all.append(run);
+    let mut wrong = violations(database, all);
+    wrong.extend(send_again(server, unanswered, all));
+    if wrong.is_empty() {
+        wrong = violations(database, all);
+    }
+    wrong
+}
+
+fn violations(database: &str, ledger: &Ledger) -> Vec<String> {
+    let stored = plants(database).into_iter();
+    let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
+    ledger.violations(&stored)
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,332 @@
+//! PostgreSQL servers of our own, as Debian builds them, unprivileged and on ports of 127.0.0.1. What was started is
+//! killed at the end.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tokio_postgres::SimpleQueryMessage;
+
+use crate::harness::postgres::with_client;
+use crate::harness::{HANG, PATIENCE, directory, wait_for_exit, wait_until};
+
+/// Small, and quick to see that something has changed; nothing that makes a commit a commit is touched.
+const SETTINGS: [&str; 9] = [
+    "listen_addresses=127.0.0.1",
+    "unix_socket_directories=",
+    "shared_buffers=16MB",
+    "max_connections=100",
+    // A server that is killed leaves no files outside of its directory.
+    "dynamic_shared_memory_type=mmap",
+    "deadlock_timeout=20ms",
+    // A standby that was away finds all it has missed, at once.
+    "wal_keep_size=512MB",
+    "wal_retrieve_retry_interval=100ms",
+    "log_min_messages=warning",
+];
+
+/// One server.
+pub struct Postgres {
+    place: TempDir,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Postgres {
+    /// A new one with the database `plants`.
+    pub fn start_new() -> Self {
+        let mut server = Self::new(free_port());
+        // The files of an empty database need no sync: only processes are killed here, and PostgreSQL syncs its own.
+        let options = ["--no-sync", "--username=postgres", "--auth=trust"];
+        let mut initdb = server.command("initdb");
+        initdb.args(options).args(["--encoding=UTF8", "-D", "data"]);
+        finish(&mut initdb);
+        server.start();
+        server.run("CREATE DATABASE plants", "postgres");
+        server
+    }
+
+    /// A copy that follows this server.
+    pub fn start_standby(primary: &Self, port: u16) -> Self {
+        let mut server = Self::new(port);
+        let mut copy = server.command("pg_basebackup");
+        let from = format!("host=127.0.0.1 port={} user=postgres", primary.port);
+        copy.args(["-D", "data", "-R", "--checkpoint=fast", "--no-sync", "-d"])
+            .arg(from);
+        finish(&mut copy);
+        server.start();
+        server
+    }
+
+    fn new(port: u16) -> Self {
+        let place = scratch();
+        if geteuid().is_root() {
+            // Servers of PostgreSQL refuse to run as root.
+            finish(
+                Command::new("chown")
+                    .arg("nobody:nogroup")
+                    .arg(place.path()),
+            );
+        }
+        Self {
+            place,
+            port,
+            child: None,
+        }
+    }
+
+    /// A program of PostgreSQL.
+    fn command(&self, program: &str) -> Command {
+        let program = programs().join(program);
+        let mut command = if geteuid().is_root() {
+            let mut command = Command::new("setpriv");
+            command
+                .args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"])
+                .arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        command.current_dir(self.place.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Starts it, and waits until it takes connections.
+    pub fn start(&mut self) {
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("a log");
+        let mut command = self.command("postgres");
+        command.args(["-D", "data", "-p", &self.port.to_string()]);
+        for setting in SETTINGS {
+            command.args(["-c", setting]);
+        }
+        command
+            .stdout(log.try_clone().expect("a log"))
+            .stderr(log)
+            .process_group(0);
+        let mut child = command.spawn().expect("PostgreSQL starts");
+        let port = self.port.to_string();
+        wait_until("PostgreSQL takes connections", || {
+            let ended = child.try_wait().expect("a child");
+            assert!(ended.is_none(), "PostgreSQL ended:\n{}", self.log());
+            let mut ask = self.command("pg_isready");
+            let ask = ask.args(["--quiet", "--host=127.0.0.1", "--port", &port]);
+            ask.status().expect("pg_isready runs").success()
+        });
+        self.child = Some(child);
+    }
+
+    /// Ends it, and all its backends, at one moment, as when a machine goes down.
+    pub fn kill(&mut self) {
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        // Backends are process groups of their own, so they are named one by one; stopped, it makes no more of them.
+        let postmaster = Pid::from_child(&child);
+        let _ = kill_process(postmaster, Signal::STOP);
+        let backends = children(postmaster);
+        for backend in &backends {
+            let _ = kill_process(*backend, Signal::KILL);
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        let end = Instant::now() + PATIENCE;
+        while backends.iter().any(|backend| is_alive(*backend)) && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends it in good order.
+    pub fn stop(&mut self) {
+        let mut child = self.child.take().expect("it was running");
+        kill_process(Pid::from_child(&child), Signal::INT).expect("it was running");
+        wait_for_exit(&mut child);
+    }
+
+    /// The URL of the database with the plants.
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/plants", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Runs SQL in the database with the plants.
+    pub fn sql(&self, sql: &str) {
+        self.run(sql, "plants");
+    }
+
+    /// Asks the database with the plants; gives the first column of the first row.
+    pub fn ask(&self, sql: &str) -> Option<String> {
+        self.run(sql, "plants")
+    }
+
+    fn run(&self, sql: &str, database: &str) -> Option<String> {
+        let answers = self.try_run(sql, database);
+        let answers = answers.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        answers.iter().find_map(|answer| match answer {
+            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        })
+    }
+
+    /// Runs SQL that may fail.
+    pub fn try_run(
+        &self,
+        sql: &str,
+        database: &str,
+    ) -> Result<Vec<SimpleQueryMessage>, tokio_postgres::Error> {
+        let url = format!("postgres://postgres@127.0.0.1:{}/{database}", self.port);
+        let answers = with_client(&url, async |client| {
+            timeout(PATIENCE, client.simple_query(sql)).await
+        });
+        answers.unwrap_or_else(|_| panic!("{HANG}: {sql}"))
+    }
+
+    /// Has a standby take the place of its primary.
+    pub fn promote(&self) {
+        let mut promote = self.command("pg_ctl");
+        finish(promote.args(["promote", "-D", "data", "--timeout=30"]));
+    }
+
+    /// Whether commits wait for a standby from now on.
+    pub fn wait_for_standby(&self, wait: bool) {
+        let names = if wait { "*" } else { "" };
+        self.sql(&format!(
+            "ALTER SYSTEM SET synchronous_standby_names = '{names}'"
+        ));
+        self.sql("SELECT pg_reload_conf()");
+    }
+
+    /// Whether there is one that has all there is.
+    pub fn has_synchronous_standby(&self) -> bool {
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'";
+        self.ask(sql).as_deref() == Some("1")
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.place.path().join("log")
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.kill();
+        // The seventh line names a piece of shared memory that nobody else removes.
+        let file = fs::read_to_string(self.place.path().join("data/postmaster.pid"));
+        let file = file.unwrap_or_default();
+        let memory = file
+            .lines()
+            .nth(6)
+            .and_then(|line| line.split_whitespace().nth(1));
+        if let Some(memory) = memory {
+            let _ = Command::new("ipcrm").args(["-m", memory]).output();
+        }
+    }
+}
+
+/// Memory, if there is a file system for it with room for some servers: what is killed here are processes, and those
+/// lose nothing that a file system has. On a slow disk most of the time would go into making servers.
+fn scratch() -> TempDir {
+    let memory = "/dev/shm";
+    let free = Command::new("df")
+        .args(["--output=avail", "-BM", memory])
+        .output();
+    let free = free.map_or_else(
+        |_| String::new(),
+        |df| String::from_utf8_lossy(&df.stdout).into_owned(),
+    );
+    let mebibytes = free
+        .lines()
+        .nth(1)
+        .and_then(|free| free.trim().trim_end_matches('M').parse().ok());
+    if mebibytes.is_some_and(|free: u64| free >= 4096) {
+        tempfile::tempdir_in(memory).expect("a directory")
+    } else {
+        directory()
+    }
+}
+
+/// A port that nobody listens on, below those that the kernel gives to whoever connects: a server that is away for a
+/// moment has to find its port free.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let here = u16::try_from(std::process::id() % 10_000).expect("small");
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (0..1000)
+        .map(|_| 20_000 + (here + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000)
+        .find(is_free)
+        .expect("a free port")
+}
+
+/// The newest version that is installed.
+fn programs() -> PathBuf {
+    let versions =
+        fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: make setup");
+    let programs = versions.map(|version| version.expect("an entry").path().join("bin"));
+    let installed = programs.filter(|programs| programs.join("initdb").exists());
+    installed
+        .max()
+        .expect("PostgreSQL is installed: make setup")
+}
+
+/// Runs a program that ends by itself, and must end well.
+fn finish(command: &mut Command) {
+    let quiet = command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = quiet.spawn().expect("it runs");
+    let end = Instant::now() + PATIENCE;
+    while child.try_wait().expect("a child").is_none() {
+        if Instant::now() > end {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{HANG}: {command:?} ends");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().expect("its output");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+}
+
+fn children(parent: Pid) -> Vec<Pid> {
+    let parent = parent.as_raw_nonzero().to_string();
+    let processes = fs::read_dir("/proc").expect("/proc");
+    let processes = processes.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let (_, its_parent) = state_and_parent(&path)?;
+        let number = path.file_name()?.to_str()?.parse().ok()?;
+        (its_parent == parent).then(|| Pid::from_raw(number))?
+    });
+    processes.collect()
+}
+
+/// Whether it still runs; it may be waiting for somebody to ask how it ended.
+fn is_alive(process: Pid) -> bool {
+    let path = format!("/proc/{}", process.as_raw_nonzero());
+    state_and_parent(Path::new(&path)).is_some_and(|(state, _)| state != "Z")
+}
+
+/// From `/proc/1/stat`: `1 (init) S 0 …`.
+fn state_and_parent(process: &Path) -> Option<(String, String)> {
+    let text = fs::read_to_string(process.join("stat")).ok()?;
+    let (_, rest) = text.rsplit_once(") ")?;
+    let mut words = rest.split(' ').map(str::to_owned);
+    Some((words.next()?, words.next()?))
+}

@@ -1,0 +1,170 @@
+//! Statements that the database gives up for the sake of others. Every one of them is run again, so that clients
+//! hear nothing of it: each answer is 200 or 40009.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::checker::{Ledger, Told};
+use crate::harness::wait_until;
+use crate::load::Load;
+use crate::postgres::cluster::Postgres;
+use crate::postgres::{Node, load, prepare, settle, stop_all};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+
+/// Transactions fail when others have changed what they want to change. There is time for that between the moment
+/// from which they see the database and the first row.
+const SERIALIZABLE: &str = "
+    CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_sleep(0.002);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER take_time BEFORE INSERT ON plants FOR EACH STATEMENT EXECUTE FUNCTION take_time();
+    ALTER DATABASE plants SET default_transaction_isolation = 'serializable'";
+
+/// A third of the statements fail, and are as good the next time.
+const FAIL_A_THIRD: &str = "
+    CREATE FUNCTION fail_a_third() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF random() < 0.33 THEN
+            RAISE EXCEPTION 'made to fail'
+            USING ERRCODE = CASE WHEN random() < 0.5 THEN '40001' ELSE '40P01' END;
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER fail_a_third BEFORE INSERT ON plants FOR EACH STATEMENT EXECUTE FUNCTION fail_a_third()";
+
+/// Transactions are serializable, and two nodes want the same ids.
+pub fn serializable(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "serialization failures",
+        "default_transaction_isolation = serializable, two nodes that race",
+    );
+    races(
+        &mut report,
+        SERIALIZABLE,
+        "could not serialize",
+        seed,
+        runs,
+        progress,
+    );
+    report
+}
+
+/// Statements fail as if they had been in a conflict.
+pub fn made_failures(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "40001 and 40P01 in a third of all statements",
+        "a trigger, two nodes that race",
+    );
+    races(
+        &mut report,
+        FAIL_A_THIRD,
+        "made to fail",
+        seed,
+        runs,
+        progress,
+    );
+    report
+}
+
+fn races(
+    report: &mut Report,
+    sql: &str,
+    logged: &str,
+    seed: u64,
+    runs: usize,
+    progress: &Progress,
+) {
+    let mut random = Random::new(seed);
+    let postgres = Postgres::start_new();
+    let token = prepare(&postgres.url());
+    postgres.sql(sql);
+    let nodes = [(); 2].map(|()| Node::start(&postgres.url(), &token, &[]));
+    let mut all = Ledger::default();
+    for number in 0..runs {
+        let before = failures(&postgres, logged);
+        let [one, two] = [0, 100].map(|first_client| Load {
+            ids: Some(8),
+            ..load(number, first_client, random.next())
+        });
+        let loads = [nodes[0].load(one), nodes[1].load(two)];
+        thread::sleep(Duration::from_millis(300));
+        wait_until("statements fail", || failures(&postgres, logged) > before);
+        let run = stop_all(loads);
+        finish(report, &postgres, &nodes[number % 2], run, &mut all);
+        progress.step();
+    }
+    report.note = format!("{} statements failed", failures(&postgres, logged));
+}
+
+/// Another session takes the rows of a batch in the opposite order.
+pub fn deadlocks(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "deadlocks",
+        "another session updates what batches replay, in the opposite order",
+    );
+    let mut random = Random::new(seed);
+    let postgres = Postgres::start_new();
+    let token = prepare(&postgres.url());
+    // One connection, so that many clients make large batches.
+    let node = Node::start(&postgres.url(), &token, &["--store-connections", "1"]);
+    let mut all = Ledger::default();
+    let logged = "deadlock detected";
+    for number in 0..runs {
+        let before = failures(&postgres, logged);
+        let load = Load {
+            clients: 8,
+            ids: Some(4),
+            ..load(number, 0, random.next())
+        };
+        let first = load.first_id;
+        let running = node.load(load);
+        wait_until("there are plants", || running.stored().len() > 20);
+        let has_ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !has_ended.load(Ordering::Relaxed) {
+                    in_descending_order(&postgres, first);
+                }
+            });
+            wait_until("there are deadlocks", || {
+                failures(&postgres, logged) >= before + 3
+            });
+            has_ended.store(true, Ordering::Relaxed);
+        });
+        finish(&mut report, &postgres, &node, running.stop(), &mut all);
+        progress.step();
+    }
+    report.note = format!("{} deadlocks", failures(&postgres, logged));
+    report
+}
+
+/// Whoever has waited for 20 ms looks once whether it waits in vain. This one looks later, so that it is nearly always
+/// the batch that is given up; but if the batch has looked too early, it is this one.
+fn in_descending_order(postgres: &Postgres, first: i64) {
+    let update =
+        |id| format!("UPDATE plants SET name = name WHERE id = {id}; SELECT pg_sleep(0.005);");
+    let updates: String = (first..first + 4).rev().map(update).collect();
+    let sql = format!("BEGIN; SET LOCAL deadlock_timeout = '200ms'; {updates} COMMIT");
+    let _ = postgres.try_run(&sql, "plants");
+}
+
+fn failures(postgres: &Postgres, logged: &str) -> usize {
+    postgres.log().matches(logged).count()
+}
+
+fn finish(report: &mut Report, postgres: &Postgres, node: &Node, run: Ledger, all: &mut Ledger) {
+    let acknowledged = run.acknowledged().count();
+    let answered = acknowledged + run.count(Told::Taken);
+    let others = run.attempts().count() - answered;
+    let mut wrong = settle(&postgres.url(), &node.server, run, all);
+    if others > 0 {
+        wrong.push(format!(
+            "wrong: {others} answers were neither 200 nor 40009"
+        ));
+    }
+    report.add(1, acknowledged, wrong);
+}

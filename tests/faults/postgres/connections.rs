@@ -1,0 +1,124 @@
+//! Connections to the database that are cut, that are ended by the server, or that bring no answers.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::checker::{Ledger, Told};
+use crate::harness::wait_until;
+use crate::postgres::cluster::Postgres;
+use crate::postgres::proxy::Proxy;
+use crate::postgres::{Node, load, prepare, settle, stop_all};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+
+/// After so many cuts everything is checked.
+const CUTS_A_RUN: usize = 20;
+
+/// Connections are cut within a batch: before the server has it, while it works, or when it has answered.
+pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "connection to PostgreSQL cut",
+        "a proxy, real binary under load",
+    );
+    let mut random = Random::new(seed);
+    let postgres = Postgres::start_new();
+    let token = prepare(&postgres.url());
+    let proxy = Proxy::start(postgres.port(), random.next());
+    let node = Node::start(&proxy.store(), &token, &[]);
+    let mut all = Ledger::default();
+    let count = || proxy.cuts().iter().sum::<usize>();
+    for number in 0..cuts.div_ceil(CUTS_A_RUN) {
+        let before = count();
+        let wanted = CUTS_A_RUN.min(cuts - before.min(cuts));
+        let running = node.load(load(number, 0, random.next()));
+        proxy.cut(true);
+        wait_until("connections are cut", || count() >= before + wanted);
+        proxy.cut(false);
+        let run = running.stop();
+        let acknowledged = run.acknowledged().count();
+        let wrong = settle(&postgres.url(), &node.server, run, &mut all);
+        let made = count() - before;
+        report.add(made, acknowledged, wrong);
+        (0..made).for_each(|_| progress.step());
+    }
+    let [in_request, after_request, before_answer, in_answer] = proxy.cuts();
+    report.note = format!(
+        "{in_request} in the request, {after_request} after it, {before_answer} before the answer, {in_answer} in it"
+    );
+    report
+}
+
+/// Answers are held back for longer than an add may take.
+pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "PostgreSQL does not answer",
+        "a proxy that holds answers back, real binary under load",
+    );
+    let mut random = Random::new(seed);
+    let postgres = Postgres::start_new();
+    let token = prepare(&postgres.url());
+    let proxy = Proxy::start(postgres.port(), random.next());
+    let node = Node::start(&proxy.store(), &token, &["--store-timeout", "500ms"]);
+    let mut all = Ledger::default();
+    let mut lost = 0;
+    for number in 0..runs {
+        let running = node.load(load(number, 0, random.next()));
+        wait_until("there is a load", || !running.stored().is_empty());
+        thread::sleep(Duration::from_micros(random.below(50_000)));
+        proxy.hold_answers(true);
+        thread::sleep(Duration::from_millis(800));
+        proxy.hold_answers(false);
+        let held = running.stored().len();
+        wait_until("adds are acknowledged again", || {
+            running.stored().len() > held
+        });
+        let run = running.stop();
+        let acknowledged = run.acknowledged().count();
+        lost += run.count(Told::Nothing);
+        let wrong = settle(&postgres.url(), &node.server, run, &mut all);
+        report.add(1, acknowledged, wrong);
+        progress.step();
+    }
+    // Not in every run: it may be a token that is not read, and then it is known that nothing was stored.
+    if lost == 0 {
+        let wrong = "wrong: nobody was told that an answer was lost".to_owned();
+        report.add(0, 0, vec![wrong]);
+    }
+    report.note = format!("{lost} answers lost, every one found by sending again");
+    report
+}
+
+/// All connections of the nodes are ended by the server, about every 30 ms.
+pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "backends of PostgreSQL ended",
+        "pg_terminate_backend about every 30 ms, two nodes under load",
+    );
+    let mut random = Random::new(seed);
+    let postgres = Postgres::start_new();
+    let token = prepare(&postgres.url());
+    let nodes = [(); 2].map(|()| Node::start(&postgres.url(), &token, &[]));
+    let mut all = Ledger::default();
+    let mut ended = 0;
+    for number in 0..runs {
+        let (one, two) = (random.next(), random.next());
+        let loads = [
+            nodes[0].load(load(number, 0, one)),
+            nodes[1].load(load(number, 100, two)),
+        ];
+        for _ in 0..12 {
+            thread::sleep(Duration::from_micros(20_000 + random.below(10_000)));
+            let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                       WHERE application_name = 'plantstore'";
+            let count = postgres.ask(sql).expect("a count");
+            ended += count.parse::<usize>().expect("a number");
+        }
+        let run = stop_all(loads);
+        let acknowledged = run.acknowledged().count();
+        let wrong = settle(&postgres.url(), &nodes[number % 2].server, run, &mut all);
+        report.add(1, acknowledged, wrong);
+        progress.step();
+    }
+    report.note = format!("{ended} connections ended");
+    report
+}

@@ -1,0 +1,161 @@
+//! The loss of a whole server: of the primary, after which its synchronous standby takes over, and of the standby,
+//! without which nothing may be acknowledged.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::checker::{Ledger, Sent, Told};
+use crate::harness::wait_until;
+use crate::load::{Running, body, told};
+use crate::postgres::pair::Pair;
+use crate::postgres::{Node, load, median, prepare, settle, stop_all, violations};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+
+/// The primary is killed under load, and the nodes find the new one by themselves.
+pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "primary of PostgreSQL killed",
+        "two nodes under load, a synchronous standby promoted",
+    );
+    let mut random = Random::new(seed);
+    let (mut pair, token) = pair();
+    let nodes = [(); 2].map(|()| Node::start(&pair.store(), &token, &[]));
+    let mut all = Ledger::default();
+    let mut seconds = Vec::new();
+    for number in 0..runs {
+        let loads = [0, 1].map(|at: u8| {
+            nodes[usize::from(at)].load(load(number, u64::from(at) * 100, random.next()))
+        });
+        thread::sleep(Duration::from_micros(50_000 + random.below(200_000)));
+        let killed = Instant::now();
+        pair.fail_over();
+        let promoted = Instant::now();
+        wait_until("both nodes acknowledge again", || {
+            let has_stored = |at: &Instant| *at > promoted;
+            loads
+                .iter()
+                .all(|load| load.stored().iter().any(has_stored))
+        });
+        let times = loads.iter().flat_map(Running::stored).collect();
+        seconds.push(end_of_longest_gap(times, killed).as_secs_f64());
+        let run = stop_all(loads);
+        let acknowledged = run.acknowledged().count();
+        let database = pair.primary.url();
+        let wrong = settle(&database, &nodes[number % 2].server, run, &mut all);
+        report.add(1, acknowledged, wrong);
+        progress.step();
+        if number + 1 < runs {
+            pair = pair.rejoin();
+        }
+    }
+    report.note = format!(
+        "{:.2} s from the kill to the next 200 (median)",
+        median(seconds)
+    );
+    report
+}
+
+/// What was on its way when the primary was killed may still be told; then nothing is, until there is a new one.
+fn end_of_longest_gap(mut times: Vec<Instant>, killed: Instant) -> Duration {
+    times.push(killed);
+    times.sort();
+    let after = times.windows(2).filter(|pair| pair[0] >= killed);
+    let longest = after.max_by_key(|pair| pair[1] - pair[0]);
+    longest.map_or(Duration::MAX, |pair| pair[1] - killed)
+}
+
+/// Without its standby the primary commits, but nothing is durable: no add is acknowledged, not even one whose row
+/// can be seen after a restart, nor one whose wait somebody cancels.
+pub fn standby_losses(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "standby of PostgreSQL lost",
+        "primary restarted, commits cancelled, then the standby promoted",
+    );
+    let (mut pair, token) = pair();
+    let node = Node::start(&pair.store(), &token, &["--store-timeout", "2s"]);
+    let mut all = Ledger::default();
+    let mut ghosts = 0;
+    for number in 0..runs {
+        let plant = |kind: &str| -> Sent {
+            let id = i64::try_from(number).expect("small") * 10
+                + i64::try_from(kind.len()).expect("small");
+            (id, format!("{kind} of {seed}"), None)
+        };
+        let (ghost, cancelled) = (plant("ghost"), plant("cancelled"));
+        let mut run = Ledger::default();
+        let mut wrong = Vec::new();
+        let mut must_not_be_stored = |when: &str, sent: &Sent, told: Told, run: &mut Ledger| {
+            // Whether it was told that nobody knows, or that it is not stored, is checked by the ledger.
+            if !matches!(told, Told::Nothing | Told::Busy) {
+                wrong.push(format!(
+                    "wrong: {told:?} without a standby, {when}: {sent:?}"
+                ));
+            }
+            run.note(sent.clone(), told);
+        };
+
+        pair.standby.stop();
+        must_not_be_stored("at first", &ghost, send(&node, &ghost), &mut run);
+        pair.primary.kill();
+        pair.primary.start();
+        let sql = format!("SELECT id FROM plants WHERE id = {}", ghost.0);
+        ghosts += usize::from(pair.primary.ask(&sql).is_some());
+        must_not_be_stored("after a restart", &ghost, send(&node, &ghost), &mut run);
+        let told = send_and_cancel(&node, &cancelled, &pair);
+        must_not_be_stored("after a cancel", &cancelled, told, &mut run);
+
+        pair.standby.start();
+        for plant in [&ghost, &cancelled] {
+            wait_until("it is acknowledged with a standby", || {
+                let told = send(&node, plant);
+                run.note(plant.clone(), told);
+                told == Told::Stored
+            });
+        }
+        pair.fail_over();
+        let acknowledged = run.acknowledged().count();
+        all.append(run);
+        wrong.extend(violations(&pair.primary.url(), &all));
+        report.add(1, acknowledged, wrong);
+        progress.step();
+        if number + 1 < runs {
+            pair = pair.rejoin();
+        }
+    }
+    report.note = format!("{ghosts} rows seen that were not durable");
+    report
+}
+
+fn pair() -> (Pair, String) {
+    let mut token = String::new();
+    let pair = Pair::start_new(|primary| token = prepare(&primary.url()));
+    (pair, token)
+}
+
+fn send(node: &Node, sent: &Sent) -> Told {
+    told(Some(&node.server.add(body(sent))))
+}
+
+/// Whoever cancels a commit that waits for its standby turns it into a success with a warning.
+fn send_and_cancel(node: &Node, sent: &Sent, pair: &Pair) -> Told {
+    let sql = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity
+               WHERE wait_event = 'SyncRep' AND application_name = 'plantstore'";
+    let is_answered = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let cancelled = scope.spawn(|| {
+            let mut cancelled = 0;
+            while !is_answered.load(Ordering::Relaxed) {
+                let count = pair.primary.ask(sql).expect("a count");
+                cancelled += count.parse::<u32>().expect("a number");
+            }
+            cancelled
+        });
+        let told = send(node, sent);
+        is_answered.store(true, Ordering::Relaxed);
+        let cancelled = cancelled.join().expect("no panic");
+        assert!(cancelled > 0, "no commit was cancelled");
+        told
+    })
+}

@@ -1,0 +1,185 @@
+//! Nodes that end while others serve: killed, or one after another in good order behind a load balancer.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::checker::{Ledger, Told};
+use crate::harness::{PATIENCE, directory, wait_until};
+use crate::load::Load;
+use crate::postgres::cluster::{Postgres, free_port};
+use crate::postgres::{Node, load, prepare, settle};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+
+/// One of two nodes is killed under load; what it did not answer is sent to the other.
+pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "node killed",
+        "kill -9 of one of two nodes under load, its plants sent to the other",
+    );
+    let mut random = Random::new(seed);
+    let postgres = Postgres::start_new();
+    let token = prepare(&postgres.url());
+    let mut nodes = [(); 2].map(|()| Node::start(&postgres.url(), &token, &[]));
+    let mut all = Ledger::default();
+    for number in 0..runs {
+        let (one, two) = (random.next(), random.next());
+        let [to_one, to_two] = [
+            nodes[0].load(load(number, 0, one)),
+            nodes[1].load(load(number, 100, two)),
+        ];
+        thread::sleep(Duration::from_micros(50_000 + random.below(200_000)));
+        let (victim, other) = (number % 2, 1 - number % 2);
+        nodes[victim].server.kill();
+        let (of_victim, of_other) = if victim == 0 {
+            (to_one, to_two)
+        } else {
+            (to_two, to_one)
+        };
+        let mut run = of_victim.finish();
+        let stored = of_other.stored().len();
+        wait_until("the other goes on", || of_other.stored().len() > stored);
+        let undisturbed = of_other.stop();
+        let mut wrong = Vec::new();
+        if undisturbed.unanswered().next().is_some() {
+            wrong.push("wrong: the other node did not answer all".to_owned());
+        }
+        run.append(undisturbed);
+        let acknowledged = run.acknowledged().count();
+        wrong.extend(settle(&postgres.url(), &nodes[other].server, run, &mut all));
+        report.add(1, acknowledged, wrong);
+        nodes[victim].start_again();
+        progress.step();
+    }
+    report
+}
+
+/// Three nodes behind a load balancer, started again one after another.
+pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new(
+        "rolling restart",
+        "three nodes behind HAProxy under load, SIGTERM to each in turn",
+    );
+    let mut random = Random::new(seed);
+    let postgres = Postgres::start_new();
+    let token = prepare(&postgres.url());
+    let mut nodes = [(); 3].map(|()| Node::start(&postgres.url(), &token, &[]));
+    let balancer = Balancer::start(&nodes);
+    let mut all = Ledger::default();
+    let (mut refused, mut attempts) = (0, 0);
+    for number in 0..runs {
+        let load = Load {
+            balanced: true,
+            ..load(number, 0, random.next())
+        };
+        let running = load.start(balancer.address, &nodes[0].server.token());
+        let mut wrong = Vec::new();
+        for (at, node) in nodes.iter_mut().enumerate() {
+            thread::sleep(Duration::from_micros(random.below(100_000)));
+            let code = node.server.terminate().code();
+            if code != Some(0) {
+                wrong.push(format!("wrong: it ended with {code:?}"));
+            }
+            node.start_again();
+            wait_until("it is given requests", || balancer.is_up(at));
+        }
+        let run = running.stop();
+        let acknowledged = run.acknowledged().count();
+        attempts += run.attempts().count();
+        refused += run.unanswered().count() + run.count(Told::Busy);
+        wrong.extend(settle(&postgres.url(), &nodes[0].server, run, &mut all));
+        report.add(1, acknowledged, wrong);
+        progress.step();
+    }
+    report.note = format!("{refused} of {attempts} requests to be sent again");
+    report
+}
+
+/// HAProxy, as it would be used: it asks each node whether it is well, and asks another one if it cannot connect.
+struct Balancer {
+    address: SocketAddr,
+    statistics: SocketAddr,
+    child: Child,
+    _place: TempDir,
+}
+
+impl Balancer {
+    fn start(nodes: &[Node]) -> Self {
+        let place = directory();
+        let [address, statistics] =
+            [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let mut configuration = format!(
+            "defaults
+  mode http
+  timeout connect 2s
+  timeout client 60s
+  timeout server 60s
+  retries 3
+  option redispatch 1
+frontend public
+  bind {address}
+  default_backend nodes
+frontend statistics
+  bind {statistics}
+  stats enable
+  stats uri /
+backend nodes
+  balance roundrobin
+  option httpchk GET /openapi.yaml
+  default-server check inter 50ms fall 1 rise 1
+"
+        );
+        for (at, node) in nodes.iter().enumerate() {
+            writeln!(configuration, "  server node{at} {}", node.address).expect("it is a string");
+        }
+        let file = place.path().join("haproxy.cfg");
+        fs::write(&file, configuration).expect("a file");
+        let mut haproxy = Command::new("haproxy");
+        haproxy.args(["-db", "-f"]).arg(file).stdin(Stdio::null());
+        let quiet = haproxy.stdout(Stdio::null()).stderr(Stdio::null());
+        let child = quiet.spawn().expect("HAProxy is installed: make setup");
+        let balancer = Self {
+            address,
+            statistics,
+            child,
+            _place: place,
+        };
+        wait_until("HAProxy gives requests to all nodes", || {
+            (0..nodes.len()).all(|at| balancer.is_up(at))
+        });
+        balancer
+    }
+
+    /// Whether it has found this node well since it was last away.
+    fn is_up(&self, at: usize) -> bool {
+        let all = self.statistics().unwrap_or_default();
+        let its_line = all
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("nodes,node{at},")));
+        its_line.is_some_and(|line| line.split(',').nth(15) == Some("UP"))
+    }
+
+    /// A line a server, with commas.
+    fn statistics(&self) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(self.statistics)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /;csv;norefresh HTTP/1.0\r\n\r\n")?;
+        let mut all = String::new();
+        stream.read_to_string(&mut all)?;
+        Ok(all)
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,219 @@
+//! What lies between a node and its database: connections that are cut in the middle of a batch, or that stop
+//! bringing answers.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::Duration;
+
+use crate::random::Random;
+
+/// Of 256 batches so many are cut off.
+const CUTS_OF_256: u64 = 40;
+
+/// Where a batch is cut off.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// The server gets a part of it: nothing is stored.
+    InTheRequest,
+    /// The server has it; nobody hears what became of it.
+    AfterTheRequest,
+    /// It is committed, and the answer is thrown away.
+    BeforeTheAnswer,
+    /// It is committed, and a part of the answer arrives.
+    InTheAnswer,
+}
+
+const CUTS: [Cut; 4] = [
+    Cut::InTheRequest,
+    Cut::AfterTheRequest,
+    Cut::BeforeTheAnswer,
+    Cut::InTheAnswer,
+];
+
+/// A proxy; it ends, with all its connections, when it is dropped.
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    server: SocketAddr,
+    random: Mutex<Random>,
+    cuts: [AtomicUsize; CUTS.len()],
+    is_cutting: AtomicBool,
+    /// Answers stay here.
+    is_holding: AtomicBool,
+    has_ended: AtomicBool,
+    links: Mutex<Vec<Weak<Link>>>,
+}
+
+impl Proxy {
+    /// In front of the server at this port.
+    pub fn start(port: u16, seed: u64) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let shared = Arc::new(Shared {
+            server: (Ipv4Addr::LOCALHOST, port).into(),
+            random: Mutex::new(Random::new(seed)),
+            cuts: [const { AtomicUsize::new(0) }; CUTS.len()],
+            is_cutting: AtomicBool::new(false),
+            is_holding: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            links: Mutex::default(),
+        });
+        let for_thread = Arc::clone(&shared);
+        thread::spawn(move || accept(&listener, &for_thread));
+        Self { address, shared }
+    }
+
+    /// The database behind it.
+    pub fn store(&self) -> String {
+        format!("postgres://postgres@{}/plants", self.address)
+    }
+
+    pub fn cut(&self, cut: bool) {
+        self.shared.is_cutting.store(cut, Ordering::SeqCst);
+    }
+
+    pub fn hold_answers(&self, hold: bool) {
+        self.shared.is_holding.store(hold, Ordering::SeqCst);
+    }
+
+    /// How many were made, in the order of `CUTS`.
+    pub fn cuts(&self) -> [usize; CUTS.len()] {
+        let count = |cut: Cut| self.shared.cuts[cut as usize].load(Ordering::SeqCst);
+        CUTS.map(count)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.has_ended.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.address); // so that it looks
+        let links = self.shared.links.lock().expect("no panic");
+        links
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|link| link.end());
+    }
+}
+
+/// A connection, as two.
+struct Link {
+    node: TcpStream,
+    server: TcpStream,
+    /// What is to happen to the next answer.
+    planned: Mutex<Option<Cut>>,
+}
+
+impl Link {
+    fn end(&self) {
+        let _ = self.node.shutdown(Shutdown::Both);
+        let _ = self.server.shutdown(Shutdown::Both);
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for node in listener.incoming() {
+        if shared.has_ended.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(node) = node else { continue };
+        let Ok(server) = TcpStream::connect(shared.server) else {
+            continue; // the node sees that it is hung up on
+        };
+        let _ = (node.set_nodelay(true), server.set_nodelay(true));
+        let planned = Mutex::default();
+        let link = Arc::new(Link {
+            node,
+            server,
+            planned,
+        });
+        let mut links = shared.links.lock().expect("no panic");
+        links.retain(|link| link.strong_count() > 0);
+        links.push(Arc::downgrade(&link));
+        drop(links);
+        for carry in [requests, answers] {
+            let (link, shared) = (Arc::clone(&link), Arc::clone(shared));
+            thread::spawn(move || {
+                carry(&link, &shared);
+                link.end();
+            });
+        }
+    }
+}
+
+/// Carries what the node says, until one of the two hangs up or the connection is to be cut.
+fn requests(link: &Link, shared: &Shared) -> Option<()> {
+    let mut buffer = vec![0; 1 << 16];
+    let mut adds = false;
+    loop {
+        let bytes = read(&link.node, &mut buffer)?;
+        // Once the statement of a batch is prepared, whatever binds values is a batch, or nearly always.
+        adds |= bytes.windows(18).any(|part| part == b"INSERT INTO plants");
+        let cut = (adds && bytes[0] == b'B').then(|| shared.plan()).flatten();
+        match cut {
+            Some(Cut::InTheRequest) => {
+                let part = shared.below(bytes.len());
+                (&link.server).write_all(&bytes[..part]).ok()?;
+                return shared.count(Cut::InTheRequest);
+            }
+            Some(Cut::AfterTheRequest) => {
+                (&link.server).write_all(bytes).ok()?;
+                let micros = shared.below(2000).saturating_sub(1000); // half of them at once
+                thread::sleep(Duration::from_micros(micros as u64));
+                return shared.count(Cut::AfterTheRequest);
+            }
+            later => {
+                *link.planned.lock().expect("no panic") = later;
+                (&link.server).write_all(bytes).ok()?;
+            }
+        }
+    }
+}
+
+/// Carries what the server says.
+fn answers(link: &Link, shared: &Shared) -> Option<()> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let bytes = read(&link.server, &mut buffer)?;
+        while shared.is_holding.load(Ordering::SeqCst) && !shared.has_ended.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let planned = link.planned.lock().expect("no panic").take();
+        if let Some(cut) = planned {
+            if matches!(cut, Cut::InTheAnswer) {
+                let part = shared.below(bytes.len());
+                let _ = (&link.node).write_all(&bytes[..part]);
+            }
+            return shared.count(cut);
+        }
+        (&link.node).write_all(bytes).ok()?;
+    }
+}
+
+fn read<'a>(mut from: &TcpStream, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    let len = from.read(buffer).ok()?;
+    (len > 0).then(|| &buffer[..len])
+}
+
+impl Shared {
+    fn plan(&self) -> Option<Cut> {
+        let mut random = self.random.lock().expect("no panic");
+        let chosen = self.is_cutting.load(Ordering::SeqCst) && random.chance(CUTS_OF_256);
+        chosen.then(|| CUTS[random.index(CUTS.len())])
+    }
+
+    fn below(&self, end: usize) -> usize {
+        self.random.lock().expect("no panic").index(end)
+    }
+
+    /// Notes that one was made. Nothing comes after it.
+    fn count(&self, cut: Cut) -> Option<()> {
+        self.cuts[cut as usize].fetch_add(1, Ordering::SeqCst);
+        None
+    }
+}
