@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::plant::{NewPlant, Plant};
-use crate::store::{Addition, Outcome, Store, StoreError, TokenId};
+use crate::store::{Addition, Outcome, Store, StoreError, TokenId, chain};
 use crate::writer::call::Call;
 use crate::writer::in_hand::lock;
 use crate::writer::post::{Post, send_all};
@@ -303,7 +303,7 @@ fn proceed_unless_failed(error: StoreError) -> Result<(), StoreError> {
         | StoreError::Full(ref cause)
         | StoreError::Damaged(ref cause)
         | StoreError::Unknown(ref cause) => {
-            tracing::warn!(%error, %cause, "a batch was not acknowledged");
+            tracing::warn!(%error, cause = %chain(&**cause), "a batch was not acknowledged");
             Ok(())
         }
         StoreError::Failed(_) => Err(error),

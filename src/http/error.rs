@@ -2,7 +2,6 @@
 //! it says stands in `openapi.yaml` and `docs/errors.md` too, and a test holds the three together.
 
 use std::borrow::Cow;
-use std::error::Error;
 
 use axum::Extension;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -11,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::plant::Invalid;
-use crate::store::StoreError;
+use crate::store::{StoreError, chain};
 use crate::writer::AddError;
 
 macro_rules! catalogue {
@@ -259,8 +258,7 @@ impl From<AddError> for ApiError {
 /// Only questions end up here (who is this token?), so nothing can have been stored.
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let source = error.source().map(ToString::to_string).unwrap_or_default();
-        let cause = format!("{error}: {source}");
+        let cause = chain(&error);
         match error {
             StoreError::Damaged(_) => Self::defect(cause),
             _ => Self {

@@ -1,10 +1,19 @@
 //! What can go wrong in the store, told apart by what it means for a plant: not stored, no room,
 //! or nobody knows.
 
+use std::error::Error;
+use std::iter;
+
 use rusqlite::ffi::SQLITE_IOERR_WRITE;
 
 /// What the engine or the disk said.
-pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+pub type Cause = Box<dyn Error + Send + Sync>;
+
+/// An error with all that is behind it, for the log.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let all = iter::successors(Some(error), |&error| error.source());
+    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
 
 /// Why a batch was not committed, or a question not answered.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,7 @@ use crate::token::TokenDigest;
 pub use contract::{
     Addition, Checked, Location, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
 };
-pub use error::{OpenError, StoreError};
+pub use error::{OpenError, StoreError, chain};
 pub use sqlite::sync_directory_of;
 
 use postgres::Postgres;

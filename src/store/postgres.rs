@@ -20,8 +20,8 @@ use tokio_postgres::types::ToSql;
 use crate::store::contract::{
     Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
 };
-use crate::store::error::{OpenError, StoreError};
-use crate::store::postgres::link::{Link, chain};
+use crate::store::error::{OpenError, StoreError, chain};
+use crate::store::postgres::link::Link;
 use crate::store::postgres::session::{ConnectError, STEPS, VERSION};
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
@@ -57,7 +57,7 @@ impl Postgres {
         let mut store = Self::new(url, timeout)?;
         match store.migrate() {
             Err(OpenError::Away { source, .. }) => {
-                tracing::warn!(database = %url, cause = %chain(&source), "the database cannot be reached yet");
+                tracing::warn!(database = %url, cause = %chain(&*source), "the database cannot be reached yet");
             }
             done => done?,
         }

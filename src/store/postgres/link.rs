@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::Error;
 
-use crate::store::error::{Cause, StoreError};
+use crate::store::error::{Cause, StoreError, chain};
 use crate::store::postgres::session::{ConnectError, Session};
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
@@ -93,7 +93,7 @@ impl Link {
                     }
                 }
             };
-            tracing::debug!(cause = %chain(&cause), "another attempt at the database");
+            tracing::debug!(cause = %chain(&*cause), "another attempt at the database");
             let jitter = pause.mul_f64(fraction());
             if Instant::now() + jitter >= deadline {
                 return Err(given_up(may_be_stored, cause));
@@ -147,11 +147,4 @@ fn given_up(may_be_stored: bool, cause: Cause) -> StoreError {
 fn fraction() -> f64 {
     let random = getrandom::u32().unwrap_or(u32::MAX);
     0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0
-}
-
-/// An error with all that is behind it.
-pub fn chain(error: &Cause) -> String {
-    let sources = std::iter::successors(error.source(), |error| error.source());
-    let all = std::iter::once(error.to_string()).chain(sources.map(ToString::to_string));
-    all.collect::<Vec<_>>().join(": ")
 }
