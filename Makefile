@@ -48,7 +48,7 @@ build:
 
 it: build
 	$(CARGO) test --locked
-	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres::
+	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: operations::
 
 # A share of the faults, and proof that the suite notices a broken service.
 faults-share:

@@ -101,7 +101,9 @@ fn complete(command: Command, settings: &[String], file: &HashMap<String, String
         .mut_args(|mut arg| {
             let id = arg.get_id().to_string();
             if id == "config" || settings.contains(&id) {
-                arg = arg.env(format!("PLANTSTORE_{}", id.to_uppercase()));
+                // The help must not show what is in them: the store's may hold a password.
+                let name = format!("PLANTSTORE_{}", id.to_uppercase());
+                arg = arg.env(name).hide_env_values(true);
             }
             match file.get(&id) {
                 Some(value) => arg.default_value(value.clone()),

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -26,6 +27,9 @@ use crate::store::postgres::session::{ConnectError, STEPS, VERSION};
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
 use crate::token::TokenDigest;
+
+/// For a first look, at a server that may take connections and never answer.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One connection to the database, made anew whenever it is lost.
 pub struct Postgres {
@@ -131,8 +135,11 @@ impl Postgres {
     fn version(&mut self) -> Result<i64, OpenError> {
         let database = self.link.url.to_string();
         let found = self.block_on(async |link| {
-            let session = link.session().await?;
-            session.version().await.map_err(ConnectError::Rejected)
+            let look = async { link.session().await?.version().await };
+            match timeout(OPEN_TIMEOUT, look).await {
+                Ok(found) => found,
+                Err(elapsed) => Err(ConnectError::Away(elapsed.into())),
+            }
         });
         match found {
             Ok(found) if found > VERSION => Err(OpenError::Newer {
@@ -141,10 +148,7 @@ impl Postgres {
                 known: VERSION,
             }),
             Ok(found) => Ok(found),
-            Err(ConnectError::Away(source)) => Err(OpenError::Away {
-                database,
-                source: source.into(),
-            }),
+            Err(ConnectError::Away(source)) => Err(OpenError::Away { database, source }),
             Err(ConnectError::Refused(problem)) => Err(OpenError::Unsafe { database, problem }),
             Err(ConnectError::Rejected(source)) => Err(OpenError::Rejected {
                 database,

@@ -170,6 +170,17 @@ fn a_port_that_is_taken_is_told_in_a_sentence_and_nothing_is_made() {
 }
 
 #[test]
+fn the_help_does_not_show_what_is_in_a_variable() {
+    let directory = directory();
+    let mut command = plantstore(directory.path());
+    command.env("PLANTSTORE_STORE", "postgres://u:secret@h/d");
+    let output = command.args(["serve", "--help"]).output();
+    let help = String::from_utf8(output.expect("it runs").stdout).expect("UTF-8");
+    assert!(help.contains("PLANTSTORE_STORE"), "{help}");
+    assert!(!help.contains("secret"), "{help}");
+}
+
+#[test]
 fn the_readme_lists_every_setting_with_its_variable_and_default() {
     let directory = directory();
     let readme = include_str!("../../README.md");
@@ -180,7 +191,7 @@ fn the_readme_lists_every_setting_with_its_variable_and_default() {
         let Some((_, variable)) = part.split_once("[env: ") else {
             continue;
         };
-        let variable = variable.split('=').next().expect("a name");
+        let variable = variable.split(']').next().expect("a name");
         let flag = part.split(' ').next().expect("a flag");
         let default = part
             .split_once("[default: ")

@@ -12,6 +12,7 @@ mod first_run;
 mod harness;
 mod house;
 mod log;
+mod operations;
 mod postgres;
 mod readme;
 mod serving;

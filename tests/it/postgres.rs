@@ -11,11 +11,11 @@ use crate::harness::{Client, Server, directory, plantstore, run, run_ok, wait_un
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
-fn url(directory: &Path) -> String {
+pub fn url(directory: &Path) -> String {
     store(directory).expect("scripts/with-postgres runs this")
 }
 
-fn sql(url: &str, statements: &str) {
+pub fn sql(url: &str, statements: &str) {
     with_client(url, async |client| {
         client.batch_execute(statements).await.expect("SQL");
     });
@@ -203,7 +203,19 @@ fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
     });
 }
 
-fn address(url: &str) -> SocketAddr {
+#[test]
+fn a_server_that_takes_connections_and_never_answers_is_not_waited_for() {
+    let directory = directory();
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!(
+        "postgres://u@{}/d",
+        silent.local_addr().expect("an address")
+    );
+    let sentence = refusal(directory.path(), &["token", "list", "--store", &url]);
+    assert!(sentence.contains("cannot be reached"), "{sentence}");
+}
+
+pub fn address(url: &str) -> SocketAddr {
     let host = url
         .split('@')
         .nth(1)
@@ -330,78 +342,5 @@ fn a_store_moves_house_and_back_with_all_it_has() {
     assert!(
         said.contains("another plant with id 9223372036854775807"),
         "{said}"
-    );
-}
-
-const OPERATIONS: &str = include_str!("../../docs/operations.md");
-
-/// The fenced blocks of a chapter: language and text.
-fn blocks(chapter: &str) -> Vec<(&'static str, &'static str)> {
-    let chapter = OPERATIONS
-        .split("\n## ")
-        .find(|text| text.starts_with(chapter));
-    let fenced = chapter
-        .expect("the chapter")
-        .split("```")
-        .skip(1)
-        .step_by(2);
-    let block = |block: &'static str| block.split_once('\n').expect("a language");
-    fenced.map(block).collect()
-}
-
-/// Runs a script with the binary in its path; gives what it prints.
-fn shell(directory: &Path, script: &str, variables: &[(&str, &str)]) -> String {
-    let binary = Path::new(env!("CARGO_BIN_EXE_plantstore"));
-    let folder = binary.parent().expect("a folder").display();
-    let path = std::env::var("PATH").expect("a path");
-    let output = std::process::Command::new("timeout")
-        .args(["60", "bash", "-euc", script])
-        .env("PATH", format!("{folder}:{path}"))
-        .env_remove("PLANTSTORE_STORE")
-        .envs(variables.iter().copied())
-        .current_dir(directory)
-        .output()
-        .expect("bash runs");
-    assert!(output.status.success(), "{script}: {output:?}");
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-#[test]
-#[ignore = "scripts/with-postgres runs it"]
-fn the_walk_through_of_three_nodes_and_of_moving_house_works_as_written() {
-    let directory = directory();
-    let url = url(directory.path());
-    let server = address(&url).to_string();
-    sql(&url, "CREATE ROLE owner SUPERUSER LOGIN");
-    sql(&url, "CREATE DATABASE plants");
-
-    let blocks = blocks("Three nodes");
-    let mut script = "trap 'kill $(jobs -p); wait' EXIT\n".to_owned();
-    for (_, text) in blocks.iter().filter(|(language, _)| *language == "sh") {
-        script += text;
-    }
-    for port in ["8081", "8082", "8083"] {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let free = free.local_addr().expect("an address").port();
-        script = script.replace(port, &free.to_string());
-    }
-    let printed = shell(directory.path(), &script, &[("DATABASE", &server)]);
-    let (_, expected) = blocks
-        .iter()
-        .find(|(language, _)| *language == "json")
-        .expect("answers");
-    assert!(printed.ends_with(expected), "{printed}");
-
-    let house = crate::harness::directory();
-    let to = self::url(house.path());
-    run_ok(
-        house.path(),
-        &["token", "create", "a", "--store", "sqlite:plantstore.db"],
-    );
-    let (_, moving) = self::blocks("Moving house")[0];
-    shell(house.path(), moving, &[("PLANTSTORE_STORE", &to)]);
-    assert_eq!(
-        run_ok(house.path(), &["check"]),
-        "no damage: plants 0, tokens 1\n"
     );
 }

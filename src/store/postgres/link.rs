@@ -52,7 +52,7 @@ impl Link {
         loop {
             let cause: Cause = match timeout_at(deadline, self.session()).await {
                 Err(elapsed) => elapsed.into(),
-                Ok(Err(ConnectError::Away(error))) => error.into(),
+                Ok(Err(ConnectError::Away(error))) => error,
                 Ok(Err(refused)) => return Err(given_up(may_be_stored, refused.into())),
                 Ok(Ok(session)) => {
                     session.expect_no_warning();

@@ -10,6 +10,7 @@ use tokio::sync::OnceCell;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket, Statement};
 
+use crate::store::error::Cause;
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
 
@@ -36,7 +37,7 @@ pub struct Session {
 pub enum ConnectError {
     /// It may work later: the server is away, starting, full or read-only.
     #[error("the database cannot be reached")]
-    Away(#[source] tokio_postgres::Error),
+    Away(#[source] Cause),
     /// The server would acknowledge what it can lose, or has what we do not know.
     #[error("{0}")]
     Refused(String),
@@ -82,12 +83,12 @@ impl Session {
     }
 
     /// The version of the schema; 0 if there is none.
-    pub async fn version(&self) -> Result<i64, tokio_postgres::Error> {
+    pub async fn version(&self) -> Result<i64, ConnectError> {
         let sql = "SELECT max(version) FROM plantstore_schema";
         match self.client.query_one(sql, &[]).await {
             Ok(row) => Ok(row.get::<_, Option<i64>>(0).unwrap_or(0)),
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(0),
-            Err(error) => Err(error),
+            Err(error) => Err(away(error)),
         }
     }
 }
@@ -153,11 +154,11 @@ where
 /// What a failed connection means. Without a code nobody has answered.
 fn away(error: tokio_postgres::Error) -> ConnectError {
     let Some(code) = error.code() else {
-        return ConnectError::Away(error);
+        return ConnectError::Away(error.into());
     };
     // 28: who we are; 3D, 42: what we asked for. The rest passes: 57P03 starting up, 53300 too many connections.
     match &code.code()[..2] {
         "28" | "3D" | "42" => ConnectError::Rejected(error),
-        _ => ConnectError::Away(error),
+        _ => ConnectError::Away(error.into()),
     }
 }
