@@ -184,7 +184,7 @@ fn the_help_does_not_show_what_is_in_a_variable() {
 fn an_address_that_cannot_be_understood_is_not_repeated_with_its_password() {
     let directory = directory();
     let bad = "postgres://u:secret@h:port/d";
-    std::fs::write(
+    fs::write(
         directory.path().join("bad.toml"),
         format!("store = \"{bad}\""),
     )
