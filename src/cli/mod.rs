@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::telemetry;
@@ -75,7 +75,9 @@ pub fn run() -> ExitCode {
 /// Parses twice when there is a file: its values become the defaults of the second time, and so
 /// are read, checked and overruled exactly as what is typed.
 fn parse() -> Result<Cli, clap::Error> {
-    let typed = command(&HashMap::new()).try_get_matches()?;
+    let typed = command(&HashMap::new())
+        .try_get_matches()
+        .map_err(without_passwords)?;
     let typed = Cli::from_arg_matches(&typed)?;
     let Some(path) = typed.config else {
         return Ok(typed);
@@ -87,7 +89,8 @@ fn parse() -> Result<Cli, clap::Error> {
     let file = read_settings(&path).map_err(wrong_usage)?;
     let matches = command(&file).try_get_matches();
     // The first time went well, so whatever is wrong now stands in the file.
-    let matches = matches.map_err(|error| wrong_usage(first_sentence(&error)))?;
+    let matches =
+        matches.map_err(|error| wrong_usage(first_sentence(&without_passwords(error))))?;
     Cli::from_arg_matches(&matches)
 }
 
@@ -147,6 +150,19 @@ fn read_settings(path: &Path) -> Result<HashMap<String, String>, String> {
             _ => Err(format!("`{key}` must be a string or a whole number")),
         })
         .collect()
+}
+
+/// A URL that cannot be understood is not repeated: it may hold a password, and this may go to a log.
+fn without_passwords(mut error: clap::Error) -> clap::Error {
+    let is_url = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) => argument.ends_with("<URL>"),
+        _ => false,
+    };
+    if is_url {
+        let hidden = ContextValue::String("…".to_owned());
+        error.insert(ContextKind::InvalidValue, hidden);
+    }
+    error
 }
 
 fn first_sentence(error: &clap::Error) -> String {

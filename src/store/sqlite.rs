@@ -34,6 +34,8 @@ pub struct Sqlite {
     connection: Connection,
     /// Pages in the log after the last commit, kept by SQLite's hook.
     log_pages: Arc<AtomicI32>,
+    /// When the newest plant was added that this connection knows of, in milliseconds.
+    newest: i64,
     /// Of the one that serves. Dropped after the connection: it has the file open.
     checkpoints: Option<Checkpoints>,
     _lock: Option<Lock>,
@@ -61,7 +63,9 @@ impl Sqlite {
         let (connection, lock) = open::exclusive(path)?;
         let beside = open::shared(path)?;
         let checkpoints = Checkpoints::new(beside, open::file(path)?);
+        let newest = rows::newest(&connection).map_err(open::unusable(path))?;
         Ok(Self {
+            newest,
             checkpoints: Some(checkpoints),
             _lock: Some(lock),
             ..Self::new(connection)
@@ -80,6 +84,7 @@ impl Sqlite {
         Self {
             connection,
             log_pages,
+            newest: i64::MIN,
             checkpoints: None,
             _lock: None,
         }
@@ -96,8 +101,11 @@ impl Sqlite {
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.proceed(&self.connection, self.log_pages.load(Ordering::Relaxed))?;
         }
-        let now = Timestamp::now().as_millisecond();
+        let newest = self.newest;
         let transaction = self.write()?;
+        // With the write lock in hand, and never before what is stored: whoever reads up to a moment that is over
+        // has read all that there will ever be of it.
+        let now = Timestamp::now().as_millisecond().max(newest);
         let mut outcomes = Vec::with_capacity(batch.len());
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
@@ -123,6 +131,7 @@ impl Sqlite {
             )?;
         }
         transaction.commit()?;
+        self.newest = now;
         Ok(outcomes)
     }
 

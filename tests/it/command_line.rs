@@ -181,6 +181,28 @@ fn the_help_does_not_show_what_is_in_a_variable() {
 }
 
 #[test]
+fn an_address_that_cannot_be_understood_is_not_repeated_with_its_password() {
+    let directory = directory();
+    let bad = "postgres://u:secret@h:port/d";
+    fs::write(
+        directory.path().join("bad.toml"),
+        format!("store = \"{bad}\""),
+    )
+    .expect("a file");
+    for arguments in [
+        ["serve", "--store", bad],
+        ["copy", "--to", bad],
+        ["serve", "--config", "bad.toml"],
+    ] {
+        let output = run(directory.path(), &arguments);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(said.contains("<URL>"), "{said}");
+        assert!(!said.contains("secret"), "{said}");
+    }
+}
+
+#[test]
 fn the_readme_lists_every_setting_with_its_variable_and_default() {
     let directory = directory();
     let readme = include_str!("../../README.md");

@@ -53,6 +53,39 @@ fn a_server_that_would_make_a_200_a_lie_is_refused_by_the_name_of_the_setting() 
     assert!(sentence.contains("synchronous_commit is off"), "{sentence}");
 }
 
+/// These are settings of a whole server, so it has one of its own.
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_server_that_can_lose_or_tear_what_it_wrote_is_refused_by_the_name_of_its_setting() {
+    let directory = directory();
+    let script = r#"
+        store="$TEST_POSTGRES/postgres"
+        for setting in fsync full_page_writes; do
+          psql -qX "$store" -c "ALTER SYSTEM SET $setting = off" -c "SELECT pg_reload_conf()" >/dev/null
+          for _ in $(seq 300); do
+            [ "$(psql -qXtA "$store" -c "SHOW $setting")" = on ] || break
+            sleep 0.1
+          done
+          code=0
+          "$PLANTSTORE" serve --listen 127.0.0.1:0 --store "$store" 2>&1 || code=$?
+          echo "exit code $code"
+          psql -qX "$store" -c "ALTER SYSTEM RESET $setting" -c "SELECT pg_reload_conf()" >/dev/null
+        done"#;
+    let project = env!("CARGO_MANIFEST_DIR");
+    let output = std::process::Command::new("timeout")
+        .args(["120", "scripts/with-postgres", "bash", "-euc", script])
+        .env("PLANTSTORE", plantstore(directory.path()).get_program())
+        .current_dir(project)
+        .output()
+        .expect("bash runs");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    for setting in ["fsync", "full_page_writes"] {
+        assert!(printed.contains(&format!("{setting} is off")), "{printed}");
+    }
+    assert_eq!(printed.matches("exit code 1").count(), 2, "{printed}");
+}
+
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
 fn a_role_without_rights_to_create_works_once_another_has_migrated() {

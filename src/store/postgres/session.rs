@@ -15,12 +15,13 @@ use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
 
 /// The version of the schema that we know: the number of steps in `migrations/postgres`.
-pub const VERSION: i64 = 2;
+pub const VERSION: i64 = 3;
 
 /// One statement each, and each can be run again: no engine has to put two of them in one transaction.
-pub const STEPS: [&str; 2] = [
+pub const STEPS: [&str; 3] = [
     include_str!("../../../migrations/postgres/0001_tokens.sql"),
     include_str!("../../../migrations/postgres/0002_plants.sql"),
+    include_str!("../../../migrations/postgres/0003_newest_first.sql"),
 ];
 const _: () = assert!(STEPS.len() as u64 == VERSION.unsigned_abs());
 

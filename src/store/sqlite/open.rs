@@ -23,10 +23,11 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const APPLICATION_ID: i64 = 0x506c_6e74;
 
 /// The schema, a step a version. A step that has been released is never changed.
-const MIGRATIONS: [&str; 1] = [include_str!(
-    "../../../migrations/sqlite/0001_plants_and_tokens.sql"
-)];
-const VERSION: u32 = 1;
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
+    include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
+];
+const VERSION: u32 = 2;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// Says that this process is the one that may serve or upgrade the store; ends with the process,
@@ -276,7 +277,7 @@ fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ope
     }
 }
 
-fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
+pub(super) fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
     let path = path.display().to_string();
     let shared_memory = |error: &rusqlite::Error| {
         let code = error.sqlite_error().map(|error| error.extended_code);

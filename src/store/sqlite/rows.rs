@@ -4,7 +4,7 @@
 use crc32fast::Hasher;
 use jiff::Timestamp;
 use rusqlite::types::Type;
-use rusqlite::{Error, Row, Statement, params};
+use rusqlite::{Connection, Error, Row, Statement, params};
 
 use crate::plant::Plant;
 use crate::store::contract::{PlantRecord, TokenId, TokenRecord};
@@ -58,6 +58,13 @@ impl<'a> From<&'a PlantRecord> for PlantRow<'a> {
             added_by: record.added_by.0,
         }
     }
+}
+
+/// When the newest plant was added, in milliseconds; long ago, if there is none.
+pub(super) fn newest(connection: &Connection) -> Result<i64, Error> {
+    let sql = "SELECT max(added_at) FROM plants";
+    let newest: Option<i64> = connection.query_row(sql, [], |row| row.get(0))?;
+    Ok(newest.unwrap_or(i64::MIN))
 }
 
 /// Stores a plant with its checksum; 0 if the id is taken.

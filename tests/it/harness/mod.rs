@@ -21,7 +21,7 @@ use tempfile::TempDir;
 pub use client::{Answer, Client, add_request};
 
 /// Far longer than anything takes: a wait that ends here is a failure.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What the panic of such a wait says.
 pub const HANG: &str = "waited in vain";
