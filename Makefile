@@ -7,7 +7,7 @@ DENY_VERSION := 0.20.2
 FAULT_TOOLS := strace libfaketime postgresql haproxy
 
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
-ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log::
+ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching::
 
 .PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench bench-growth instructions bench-build clean
 
@@ -18,9 +18,9 @@ test: setup check deny it faults-share schemathesis
 check: fmt lint docs
 
 # Installs what the tests run: curl and sqlite3 (the README's commands), strace, libfaketime, PostgreSQL and HAProxy
-# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis). A share of the faults mounts a small file system, which
+# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics). A share of the faults mounts a small file system, which
 # needs root, or sudo.
-setup:
+setup: $(TOOLS)/bin/promtool
 	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv
 
 fmt:
@@ -42,6 +42,10 @@ advisories: $(TOOLS)/bin/cargo-deny
 
 $(TOOLS)/bin/cargo-deny:
 	$(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --debug --root $(TOOLS)
+
+# Reads our metrics, alerts and dashboard as Prometheus does.
+$(TOOLS)/bin/promtool:
+	scripts/unpack-promtool $@
 
 build:
 	$(CARGO) build --release --locked

@@ -144,7 +144,8 @@ class PlantStore(Contender):
         self.secret = measure.run_unprivileged(command, self.directory).strip()
 
     def command(self):
-        return [RELEASE / "plantstore", "serve", "--listen", self.address, "--store", self.store]
+        listeners = ["--listen", self.address, "--ops-listen", "127.0.0.1:0"]
+        return [RELEASE / "plantstore", "serve", *listeners, "--store", self.store]
 
     def count(self):
         return self.rows_in("plantstore.db")

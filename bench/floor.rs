@@ -1,15 +1,17 @@
 //! The floor: the same HTTP stack, authenticating and decoding, that answers without storing
 //! anything. What it can do is what a store that costs nothing could do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::post;
-use plantstore::http::error::ApiError;
+use plantstore::http::error::{ApiError, Kind};
 use plantstore::http::stream::Deadlines;
 use plantstore::http::{
     BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, complete, connection,
 };
+use plantstore::metrics::Metrics;
 use plantstore::plant::NewPlant;
 use plantstore::server::Workers;
 use plantstore::store::Store;
@@ -29,18 +31,24 @@ async fn main() -> anyhow::Result<()> {
     let _log = telemetry::start(log_level.parse()?);
     let location = store.parse().map_err(anyhow::Error::msg)?;
     let timeout = Duration::from_secs(60);
-    let (writer, _thread) = Writer::spawn(vec![Store::open(&location)?], 4096, timeout);
-    let tokens = Tokens::new(Store::open(&location)?, writer.clone(), timeout);
+    let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
+    let stores = vec![Store::open(&location)?];
+    let (writer, _thread) = Writer::spawn(stores, 4096, timeout, Arc::clone(&metrics));
+    let reader = Store::open(&location)?;
+    let tokens = Tokens::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
     let workers = Workers::start(|| {
+        let answers = metrics.answers_of_a_worker();
         let parts = Parts {
             writer: writer.for_this_runtime(),
             tokens: tokens.clone(),
+            answers: Arc::clone(&answers),
             body_limits: BodyLimits {
                 bytes_max: 1 << 20,
                 timeout,
             },
         };
-        complete(Router::new().route("/plants", post(answer)), parts)
+        let router = complete(Router::new().route("/plants", post(answer)), parts);
+        (router, answers)
     })?;
     let deadlines = Deadlines {
         header: timeout,
@@ -53,13 +61,9 @@ async fn main() -> anyhow::Result<()> {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let stop = stop.subscribe();
-        workers.spawn(
-            &mut tasks,
-            stream.into_std()?,
-            async move |stream, router| {
-                connection::serve(stream, router, deadlines, Draining::default(), stop).await;
-            },
-        );
+        workers.spawn(&mut tasks, stream.into_std()?, async move |stream, own| {
+            connection::serve(stream, own, deadlines, Draining::default(), stop).await;
+        });
     }
 }
 

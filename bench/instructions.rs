@@ -2,6 +2,7 @@
 //! is `decode-and-reply` (everything before and after the queue: route, token, body, plant, answer, log line) or `write`
 //! (everything behind it: batches of 64 into a store). `bench/instructions` runs it, twice, and takes the difference.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -11,10 +12,11 @@ use axum::http::Request;
 use axum::routing::post;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use plantstore::http::error::ApiError;
+use plantstore::http::error::{ApiError, Kind};
 use plantstore::http::{
     BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, complete, log_request,
 };
+use plantstore::metrics::Metrics;
 use plantstore::plant::NewPlant;
 use plantstore::store::{Addition, Location, NewToken, Store, TokenId};
 use plantstore::telemetry;
@@ -58,10 +60,13 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let _here = runtime.enter();
-    let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout);
+    let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
+    let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
+    let answers = metrics.answers_of_a_worker();
     let parts = Parts {
-        tokens: Tokens::new(Store::open(location)?, writer.clone(), timeout),
+        tokens: Tokens::new(Store::open(location)?, writer.clone(), metrics, timeout),
         writer,
+        answers: Arc::clone(&answers),
         body_limits: BodyLimits {
             bytes_max: 1 << 20,
             timeout,
@@ -76,7 +81,8 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
                 .header("authorization", format!("Bearer {}", token.reveal()))
                 .header("content-type", "application/json")
                 .body(Body::from(body(id)))?;
-            let response = log_request(&draining, request, |request| service.call(request)).await;
+            let call = |request| service.call(request);
+            let response = log_request(&draining, &answers, request, call).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }

@@ -2,6 +2,7 @@
 //! variable and the key in the file. What has been parsed into `Settings` is valid.
 
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -32,6 +33,10 @@ pub struct Settings {
         reason = "a doc comment here would replace the help of serve"
     )]
     pub store: StoreSettings,
+
+    /// The address of the private listener with /healthz, /readyz and /metrics; or off
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
+    pub ops_listen: OpsListen,
 
     /// The largest request body, in bytes
     #[arg(long, value_name = "N", default_value = "1048576", value_parser = up_to(64 << 20))]
@@ -72,6 +77,29 @@ pub struct Settings {
     /// How much is logged: error, warn, info (a line a request), debug
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level())]
     pub log_level: LevelFilter,
+}
+
+/// Where health and metrics can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpsListen {
+    /// At this address.
+    On(SocketAddr),
+    /// Nowhere.
+    Off,
+}
+
+impl FromStr for OpsListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self::Off),
+            address => address
+                .parse()
+                .map(Self::On)
+                .map_err(|_| "expected an address such as 127.0.0.1:9090, or off".to_owned()),
+        }
+    }
 }
 
 /// A whole number from 1 on.

@@ -8,14 +8,17 @@
 //! 3. [`config`] is what can be set, each setting once.
 //! 4. [`http`] is the public interface: the connection, the caller, the body, the answer, and the
 //!    catalogue of errors.
-//! 5. [`writer`] gathers plants into batches and answers each once its batch is committed.
-//! 6. [`store`] commits a batch, and keeps the tokens.
-//! 7. [`plant`] and [`token`] are the two things the service knows of.
-//! 8. [`telemetry`] is the log.
+//! 5. [`ops`] is the private interface: health, readiness and figures.
+//! 6. [`writer`] gathers plants into batches and answers each once its batch is committed.
+//! 7. [`store`] commits a batch, and keeps the tokens.
+//! 8. [`plant`] and [`token`] are the two things the service knows of.
+//! 9. [`metrics`] are the figures, [`telemetry`] is the log.
 
 pub mod cli;
 pub mod config;
 pub mod http;
+pub mod metrics;
+pub mod ops;
 pub mod plant;
 pub mod server;
 pub mod store;

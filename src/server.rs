@@ -1,34 +1,32 @@
 //! Assemble, serve, drain: the only wiring. Whatever ends the writer ends the process, and a
 //! process that was asked to end answers what it has accepted first.
 
+mod connections;
 mod first_run;
 mod workers;
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::Router;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
-use crate::config::Settings;
+use crate::config::{OpsListen, Settings};
+use crate::http::error::Kind;
 use crate::http::stream::Deadlines;
-use crate::http::{self, BodyLimits, Draining, Tokens, connection};
+use crate::http::{self, BodyLimits, Draining, Tokens};
+use crate::metrics::Metrics;
+use crate::ops::{Limits, Ops};
 use crate::store::{Location, Store};
 use crate::writer::{Writer, WriterThreads};
 
+use connections::Connections;
 pub use workers::Workers;
-
-/// While draining, how long a client that keeps its connection may take to send one more request,
-/// which is answered with the wish to close. Closing at once could cross a request on its way.
-const LAST_REQUEST_GRACE: Duration = Duration::from_millis(500);
 
 /// How long the answers to those who wait may take once the store has failed.
 const FAILED_DRAIN_TIMEOUT: Duration = Duration::from_millis(700);
@@ -44,9 +42,11 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let mut asked_to_end = Signals::new()?;
     raise_open_files_limit();
 
-    // The port is claimed first, so that nothing is made when it is taken; but nobody can connect
-    // before the store is ready.
-    let socket = bind(settings.listen)?;
+    // The ports are claimed first, so that nothing is made when one is taken; but nobody can connect
+    // to the public one before the store is ready.
+    let socket = bind(settings.listen, "--listen")?;
+    let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
+    let (ops, ops_address) = let_watch(settings, Arc::clone(&metrics))?;
     let Opened {
         stores,
         reader,
@@ -55,16 +55,22 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         let settings = settings.clone();
         tokio::task::spawn_blocking(move || open(&settings)).await??
     };
-    let (writer, writer_threads) =
-        Writer::spawn(stores, settings.max_queue, settings.store_timeout);
+    let (writer, writer_threads) = Writer::spawn(
+        stores,
+        settings.max_queue,
+        settings.store_timeout,
+        Arc::clone(&metrics),
+    );
 
     let listener = socket
         .listen(BACKLOG)
-        .with_context(|| cannot_listen(settings.listen))?;
+        .with_context(|| cannot_listen(settings.listen, "--listen"))?;
+    ops.serving(writer.pulse());
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         %address,
+        ops_address = ops_address.map(tracing::field::display),
         store = %settings.store.store,
         "listening"
     );
@@ -73,38 +79,58 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     }
 
     let draining = Draining::default();
-    let tokens = Tokens::new(reader, writer.clone(), settings.store_timeout);
+    let connections = connections(settings, writer, reader, draining.clone(), metrics)?;
+    let begin_to_end = move || {
+        draining.begin();
+        ops.draining();
+    };
+    serve(
+        listener,
+        connections,
+        begin_to_end,
+        writer_threads,
+        &mut asked_to_end,
+        settings.drain_timeout,
+    )
+    .await
+}
+
+/// Whatever is between a connection and the writer.
+fn connections(
+    settings: &Settings,
+    writer: Writer,
+    reader: Store,
+    draining: Draining,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<Connections> {
+    let for_tokens = Arc::clone(&metrics);
+    let tokens = Tokens::new(reader, writer.clone(), for_tokens, settings.store_timeout);
     let body_limits = BodyLimits {
         bytes_max: settings.max_body_bytes,
         timeout: settings.body_timeout,
     };
     let workers = Workers::start(|| {
-        http::router(http::Parts {
+        let answers = metrics.answers_of_a_worker();
+        let router = http::router(http::Parts {
             writer: writer.for_this_runtime(),
             tokens: tokens.clone(),
+            answers: Arc::clone(&answers),
             body_limits,
-        })
+        });
+        (router, answers)
     })?;
     drop((writer, tokens)); // the last of them ends the writer
     let deadlines = Deadlines {
         header: settings.header_timeout,
         idle: settings.idle_timeout,
     };
-    let connections = Connections::new(
+    Ok(Connections::new(
         workers,
         deadlines,
-        draining.clone(),
-        settings.max_connections,
-    );
-    serve(
-        listener,
-        connections,
         draining,
-        writer_threads,
-        &mut asked_to_end,
-        settings.drain_timeout,
-    )
-    .await
+        metrics,
+        settings.max_connections,
+    ))
 }
 
 /// The store, as often as it is needed.
@@ -134,7 +160,7 @@ fn open(settings: &Settings) -> anyhow::Result<Opened> {
 async fn serve(
     listener: TcpListener,
     mut connections: Connections,
-    draining: Draining,
+    begin_to_end: impl Fn(),
     mut writer_threads: WriterThreads,
     asked_to_end: &mut Signals,
     drain_timeout: Duration,
@@ -143,14 +169,14 @@ async fn serve(
         () = connections.accept_from(&listener) => {}
         () = asked_to_end.next() => {}
         ended = writer_threads.ended() => {
-            draining.begin();
+            begin_to_end();
             drop(listener);
             connections.finish(Instant::now() + FAILED_DRAIN_TIMEOUT).await;
             return ended.context(FAILED);
         }
     }
     tracing::info!("draining");
-    draining.begin();
+    begin_to_end();
     let deadline = Instant::now() + drain_timeout;
     connections.accept_waiting(listener);
     tokio::select! {
@@ -195,99 +221,33 @@ impl Signals {
     }
 }
 
-/// Every connection there is, and no more than there may be.
-struct Connections {
-    workers: Workers<Router>,
-    deadlines: Deadlines,
-    draining: Draining,
-    slots: Arc<Semaphore>,
-    tasks: JoinSet<()>,
-    stop: watch::Sender<()>,
+/// Opens the private listener, if there is to be one. It ends with the process.
+fn let_watch(
+    settings: &Settings,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<(Ops, Option<SocketAddr>)> {
+    let limits = Limits {
+        connections: settings.max_connections,
+        queue: settings.max_queue,
+    };
+    let ops = Ops::new(metrics, settings.store.store.clone(), limits);
+    let OpsListen::On(address) = settings.ops_listen else {
+        return Ok((ops, None));
+    };
+    // Before they listen, two sockets may have one address.
+    anyhow::ensure!(
+        address != settings.listen || address.port() == 0,
+        "--listen and --ops-listen are both {address}; choose another --ops-listen"
+    );
+    let listener = bind(address, "--ops-listen")?
+        .listen(BACKLOG)
+        .with_context(|| cannot_listen(address, "--ops-listen"))?;
+    let address = listener.local_addr().context("cannot listen")?;
+    tokio::spawn(ops.clone().serve(listener));
+    Ok((ops, Some(address)))
 }
 
-impl Connections {
-    fn new(workers: Workers<Router>, deadlines: Deadlines, draining: Draining, max: usize) -> Self {
-        Self {
-            workers,
-            deadlines,
-            draining,
-            slots: Arc::new(Semaphore::new(max)),
-            tasks: JoinSet::new(),
-            stop: watch::Sender::new(()),
-        }
-    }
-
-    async fn accept_from(&mut self, listener: &TcpListener) {
-        loop {
-            let slot = Arc::clone(&self.slots).acquire_owned().await;
-            let slot = slot.expect("the semaphore is never closed");
-            let accepted = listener.accept().await;
-            match accepted.and_then(|(stream, _)| stream.into_std()) {
-                Ok(stream) => self.spawn(stream, slot),
-                // The peer is gone already, or there are no more file descriptors for now.
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    sleep(Duration::from_millis(20)).await;
-                }
-            }
-            while self.tasks.try_join_next().is_some() {}
-        }
-    }
-
-    /// Closes the listener, but takes first what had connected before, as far as there is room.
-    fn accept_waiting(&mut self, listener: TcpListener) {
-        // The runtime may not have heard of the latest yet; the kernel has.
-        let Ok(listener) = listener.into_std() else {
-            return;
-        };
-        while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
-            && let Ok((stream, _)) = listener.accept()
-            && stream.set_nonblocking(true).is_ok()
-        {
-            self.spawn(stream, slot);
-        }
-    }
-
-    fn spawn(&mut self, stream: TcpStream, slot: OwnedSemaphorePermit) {
-        // An answer is written whole, so there is nothing to wait for before it is sent.
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "cannot set TCP_NODELAY");
-        }
-        let deadlines = self.deadlines;
-        let (draining, stop) = (self.draining.clone(), self.stop.subscribe());
-        self.workers
-            .spawn(&mut self.tasks, stream, async move |stream, router| {
-                connection::serve(stream, router, deadlines, draining, stop).await;
-                drop(slot);
-            });
-    }
-
-    /// Lets those who are connected send a last request, then closes what is idle and waits for
-    /// the rest.
-    async fn drain(&mut self, deadline: Instant) {
-        let grace = deadline.min(Instant::now() + LAST_REQUEST_GRACE);
-        if timeout_at(grace, self.all_ended()).await.is_err() {
-            self.finish(deadline).await;
-        }
-    }
-
-    /// Closes what is idle and waits for the rest.
-    async fn finish(&mut self, deadline: Instant) {
-        self.stop.send_replace(());
-        if timeout_at(deadline, self.all_ended()).await.is_err() {
-            tracing::warn!(
-                connections = self.tasks.len(),
-                "out of time: connections are cut"
-            );
-        }
-    }
-
-    async fn all_ended(&mut self) {
-        while self.tasks.join_next().await.is_some() {}
-    }
-}
-
-fn bind(address: SocketAddr) -> anyhow::Result<TcpSocket> {
+fn bind(address: SocketAddr, setting: &str) -> anyhow::Result<TcpSocket> {
     let socket = if address.is_ipv4() {
         TcpSocket::new_v4()
     } else {
@@ -299,11 +259,11 @@ fn bind(address: SocketAddr) -> anyhow::Result<TcpSocket> {
             socket.bind(address)?;
             Ok(socket)
         })
-        .with_context(|| cannot_listen(address))
+        .with_context(|| cannot_listen(address, setting))
 }
 
-fn cannot_listen(address: SocketAddr) -> String {
-    format!("cannot listen on {address}; free that port or choose another --listen")
+fn cannot_listen(address: SocketAddr, setting: &str) -> String {
+    format!("cannot listen on {address}; free that port or choose another {setting}")
 }
 
 /// The address that a client on this machine uses.

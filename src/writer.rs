@@ -1,9 +1,14 @@
 //! Group commit: a bounded queue feeds the threads that own the store, one for each connection to it. While one
 //! batch is being committed the next gathers, and a reply is sent only after the commit that holds its plant.
 
+mod batch;
 mod call;
+mod desk;
+mod error;
+mod health;
 mod in_hand;
 mod post;
+mod pulse;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, Weak};
@@ -12,26 +17,19 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
 
+use crate::metrics::Metrics;
 use crate::plant::{NewPlant, Plant};
-use crate::store::{Addition, Outcome, Store, StoreError, TokenId, chain};
+use crate::store::{Addition, Store, StoreError, TokenId};
+use crate::writer::batch::{Answer, Batch, InHand, Job, Reports};
 use crate::writer::call::Call;
+use crate::writer::desk::{Desk, watch};
+use crate::writer::health::Health;
 use crate::writer::in_hand::lock;
-use crate::writer::post::{Post, send_all};
+use crate::writer::post::Post;
 
-/// The most plants, and about the most bytes of them, in one transaction.
-const BATCH_LEN_MAX: usize = 1024;
-const BATCH_BYTES_MAX: usize = 8 << 20;
-
-/// With this many clients at work, a batch is given a moment to gather half of them: fewer and larger commits
-/// leave more of the processor for all, and while the store has one half, the other is read and answered.
-const CROWD: usize = 16;
-const GATHER: Duration = Duration::from_millis(1);
-
-/// How often the clock of a batch is looked at, within the time that a reply may take. One clock for all who wait:
-/// a timer for each add would cost a twentieth of the throughput.
-const LOOKS_A_TIMEOUT: u32 = 8;
+pub use error::AddError;
+pub use pulse::{Pulse, Unwell};
 
 /// The way to the store for everything that is written while serving. When the last clone is
 /// dropped, the threads commit what is queued and end.
@@ -40,26 +38,8 @@ pub struct Writer {
     queue: mpsc::Sender<Job>,
     call: Arc<Call>,
     post: Post<Answer>,
-}
-
-/// Why a plant was not added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum AddError {
-    /// The id belongs to a different plant.
-    #[error("the id belongs to a different plant")]
-    Taken,
-    /// Nothing was stored: too many are waiting already, or the store cannot take it now.
-    #[error("the store is busy")]
-    Busy,
-    /// Nothing was stored: no room.
-    #[error("the store is full")]
-    Full,
-    /// Nobody knows whether it was stored.
-    #[error("the answer of the store was lost")]
-    Lost,
-    /// The plant that has the id is no longer what was stored.
-    #[error("the stored plant is damaged")]
-    Damaged,
+    desk: Weak<Desk>,
+    reports: Reports,
 }
 
 /// The threads behind a `Writer`.
@@ -74,10 +54,14 @@ impl Writer {
         stores: Vec<Store>,
         queue_len_max: usize,
         reply_timeout: Duration,
+        metrics: Arc<Metrics>,
     ) -> (Self, WriterThreads) {
+        let health = Arc::new(Health::default());
+        let reports = Reports { health, metrics };
         let bodies = stores.into_iter().map(|mut store| {
+            let reports = reports.clone();
             move |desk: &Desk, in_hand: &InHand| {
-                let result = run(desk, in_hand, &mut store);
+                let result = run(desk, in_hand, &mut store, &reports);
                 if result.is_err() {
                     // Closing would sync again, and after a failed fsync that may claim success.
                     std::mem::forget(store);
@@ -85,12 +69,14 @@ impl Writer {
                 result
             }
         });
-        Self::spawn_with(queue_len_max, reply_timeout, bodies.collect())
+        let bodies = bodies.collect();
+        Self::spawn_with(queue_len_max, reply_timeout, reports, bodies)
     }
 
     fn spawn_with<F>(
         queue_len_max: usize,
         reply_timeout: Duration,
+        reports: Reports,
         bodies: Vec<F>,
     ) -> (Self, WriterThreads)
     where
@@ -120,17 +106,29 @@ impl Writer {
                 .spawn(work)
                 .expect("a process that has just started can start a thread");
         }
-        (Self { queue, call, post }, WriterThreads { running, ended })
+        let writer = Self {
+            queue,
+            call,
+            post,
+            desk: Arc::downgrade(&desk),
+            reports,
+        };
+        (writer, WriterThreads { running, ended })
     }
 
     /// The same writer for the current runtime: what it answers is delivered there.
     #[must_use]
     pub fn for_this_runtime(&self) -> Self {
         Self {
-            queue: self.queue.clone(),
-            call: Arc::clone(&self.call),
             post: Post::start(),
+            ..self.clone()
         }
+    }
+
+    /// A look at how it is, which does not keep it from ending.
+    pub fn pulse(&self) -> Pulse {
+        let health = Arc::clone(&self.reports.health);
+        Pulse::new(self.queue.downgrade(), self.desk.clone(), health)
     }
 
     /// Adds a plant. `Ok` means that it is on disk, now or since before.
@@ -138,7 +136,10 @@ impl Writer {
         let (reply, replied) = self.post.reply();
         let job = Job::Add(Addition { plant, token }, reply);
         self.queue.try_send(job).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => AddError::Busy,
+            mpsc::error::TrySendError::Full(_) => {
+                self.reports.metrics.adds.queue_full.add(1);
+                AddError::Busy
+            }
             mpsc::error::TrySendError::Closed(_) => AddError::Lost,
         })?;
         self.call
@@ -168,145 +169,23 @@ impl WriterThreads {
     }
 }
 
-enum Job {
-    Add(Addition, Reply),
-    Touch(TokenId, Timestamp),
-}
-
-type Answer = Result<Plant, AddError>;
-type Reply = post::Reply<Answer>;
-type InHand = in_hand::InHand<Reply>;
-
-/// What lies before the threads, and can be answered by another if they are stuck.
-struct Desk {
-    /// Held by the thread that gathers.
-    queue: Mutex<mpsc::Receiver<Job>>,
-    /// Of each thread.
-    in_hand: Vec<InHand>,
-    call: Arc<Call>,
-}
-
-/// Answers for threads that do not come back from the store in time.
-async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
-    loop {
-        sleep(reply_timeout / LOOKS_A_TIMEOUT).await;
-        let Some(desk) = desk.upgrade() else {
-            return;
-        };
-        let is_stuck = |in_hand: &&InHand| in_hand.is_stuck(reply_timeout);
-        for in_hand in desk.in_hand.iter().filter(is_stuck) {
-            let replies = in_hand.take_replies().into_iter();
-            send_all(replies.map(|reply| (reply, Err(AddError::Lost))));
-        }
-        if desk.in_hand.iter().all(|in_hand| is_stuck(&in_hand))
-            && let Ok(mut queue) = desk.queue.try_lock()
-        {
-            // These have never reached the store, and there is nobody to take them there.
-            let behind = std::iter::from_fn(|| queue.try_recv().ok());
-            send_all(behind.filter_map(|job| match job {
-                Job::Add(_, reply) => Some((reply, Err(AddError::Busy))),
-                Job::Touch(..) => None,
-            }));
-        }
-    }
-}
-
-#[derive(Default)]
-struct Batch {
-    additions: Vec<Addition>,
-    replies: Vec<Reply>,
-    touched: Vec<(TokenId, Timestamp)>,
-    bytes: usize,
-}
-
 /// Ends when there is nobody left to send anything, or when the store must not be used any more.
-fn run(desk: &Desk, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {
+fn run(
+    desk: &Desk,
+    in_hand: &InHand,
+    store: &mut Store,
+    reports: &Reports,
+) -> Result<(), StoreError> {
     let mut crowd = 0;
     loop {
         let gathered = Batch::gather(&mut lock(&desk.queue), &desk.call, crowd);
         let Some(batch) = gathered else {
             return Ok(());
         };
-        let answered = batch.additions.len();
-        batch.commit(in_hand, store)?;
+        let answered = batch.len();
+        batch.commit(in_hand, store, reports)?;
         in_hand.end();
         crowd = answered + lock(&desk.queue).len();
-    }
-}
-
-impl Batch {
-    /// Waits for a first job and takes what there is. In a crowd it waits for half of it, for a moment.
-    fn gather(queue: &mut mpsc::Receiver<Job>, call: &Call, crowd: usize) -> Option<Self> {
-        let mut batch = Self::default();
-        batch.push(queue.blocking_recv()?);
-        if crowd >= CROWD {
-            call.wait(|| queue.len(), crowd / 2 - 1, GATHER);
-        }
-        while !batch.is_full()
-            && let Ok(job) = queue.try_recv()
-        {
-            batch.push(job);
-        }
-        Some(batch)
-    }
-
-    fn push(&mut self, job: Job) {
-        match job {
-            Job::Add(addition, reply) => {
-                let Plant { name, tag } = &addition.plant.plant;
-                self.bytes += name.len() + tag.as_ref().map_or(0, String::len);
-                self.additions.push(addition);
-                self.replies.push(reply);
-            }
-            Job::Touch(token, used_at) => self.touched.push((token, used_at)),
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        self.additions.len() >= BATCH_LEN_MAX || self.bytes >= BATCH_BYTES_MAX
-    }
-
-    fn commit(self, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {
-        in_hand.begin(self.replies);
-        let added = store.add(&self.additions, &self.touched);
-        // Empty if they were answered already.
-        let replies = in_hand.take_replies();
-        match added {
-            Ok(outcomes) => {
-                let answers = self.additions.into_iter().zip(outcomes);
-                let answers = answers.map(|(addition, outcome)| match outcome {
-                    Outcome::Added | Outcome::AlreadyThere => Ok(addition.plant.plant),
-                    Outcome::Taken => Err(AddError::Taken),
-                    Outcome::Damaged => Err(AddError::Damaged),
-                });
-                send_all(replies.into_iter().zip(answers));
-            }
-            Err(error) => {
-                let answer = match error {
-                    StoreError::Busy(_) => AddError::Busy,
-                    StoreError::Full(_) => AddError::Full,
-                    StoreError::Unknown(_) | StoreError::Failed(_) => AddError::Lost,
-                    StoreError::Damaged(_) => AddError::Damaged,
-                };
-                send_all(replies.into_iter().map(|reply| (reply, Err(answer))));
-                proceed_unless_failed(error)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A store that is busy or full may work again later, one that is damaged in a place elsewhere; one that failed must not be used again.
-fn proceed_unless_failed(error: StoreError) -> Result<(), StoreError> {
-    match error {
-        StoreError::Busy(ref cause)
-        | StoreError::Full(ref cause)
-        | StoreError::Damaged(ref cause)
-        | StoreError::Unknown(ref cause) => {
-            tracing::warn!(%error, cause = %chain(&**cause), "a batch was not acknowledged");
-            Ok(())
-        }
-        StoreError::Failed(_) => Err(error),
     }
 }
 
@@ -318,11 +197,19 @@ mod tests {
         NewPlant::from_json(br#"{"id":1,"name":"Fern"}"#).expect("a plant")
     }
 
+    fn reports() -> Reports {
+        Reports {
+            health: Arc::default(),
+            metrics: Arc::new(Metrics::new([].into_iter())),
+        }
+    }
+
     #[tokio::test]
     async fn a_panic_of_the_thread_is_noticed_and_answers_nobody_with_success() {
         let (writer, mut thread) = Writer::spawn_with(
             8,
             Duration::from_secs(60),
+            reports(),
             vec![|desk: &Desk, _: &InHand| {
                 let _ = lock(&desk.queue).blocking_recv();
                 panic!("deliberate");
@@ -341,6 +228,7 @@ mod tests {
         let (writer, _thread) = Writer::spawn_with(
             1,
             Duration::from_secs(60),
+            reports(),
             vec![move |_: &Desk, _: &InHand| {
                 let _ = held.recv();
                 Ok(())
@@ -358,6 +246,7 @@ mod tests {
         let (writer, _thread) = Writer::spawn_with(
             8,
             Duration::from_millis(80),
+            reports(),
             vec![move |desk: &Desk, in_hand: &InHand| {
                 let mut batch = Batch::default();
                 batch.push(lock(&desk.queue).blocking_recv().expect("a job"));

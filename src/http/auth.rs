@@ -24,7 +24,7 @@ impl FromRequestParts<State> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, ApiError> {
         let token = bearer_token(&parts.headers)?;
-        let known = state.tokens.look_up(&token).await?;
+        let known = state.tokens.look_up(&token, &state.answers).await?;
         if let Some(notes) = parts.extensions.get::<Notes>() {
             notes.set_caller(known.name());
         }

@@ -1,6 +1,7 @@
 //! One connection: hyper speaks HTTP/1.1 on a `Stream`, the router answers.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::Request;
@@ -14,25 +15,27 @@ use tokio::sync::watch;
 
 use crate::http::request_log::{Draining, log_request};
 use crate::http::stream::{Deadlines, Progress, Stream};
+use crate::metrics::Answers;
 
 /// The most bytes of a request line and its headers.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
 /// Serves one connection until either side ends it, or until `stop` changes and what is in flight
-/// has been answered.
+/// has been answered. What is answered is counted.
 pub async fn serve(
     stream: TcpStream,
-    router: Router,
+    (router, answers): (Router, Arc<Answers>),
     deadlines: Deadlines,
     draining: Draining,
     mut stop: watch::Receiver<()>,
 ) {
     let progress = Progress::default();
-    let stream = Stream::new(stream, deadlines, progress.clone());
+    let stream = Stream::new(stream, deadlines, progress.clone(), Arc::clone(&answers));
     let router = TowerToHyperService::new(router);
     let service = service_fn(async |request: Request<Incoming>| {
         progress.answering();
-        let response = log_request(&draining, request, |request| router.call(request)).await;
+        let answer = |request| router.call(request);
+        let response = log_request(&draining, &answers, request, answer).await;
         progress.answered();
         Ok::<_, Infallible>(response)
     });

@@ -1,5 +1,5 @@
 //! The public interface: the route table. Below it, in the order in which a request meets them:
-//! `connection`, `request_log`, `auth`, `tokens`, `create_plant`, `error`.
+//! `connection`, `request_log`, `trace_context`, `auth`, `tokens`, `create_plant`, `error`.
 
 mod auth;
 pub mod connection;
@@ -10,6 +10,7 @@ mod request_log;
 mod state;
 pub mod stream;
 mod tokens;
+mod trace_context;
 
 use std::sync::Arc;
 

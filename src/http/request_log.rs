@@ -15,6 +15,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
 use crate::http::error::{ApiError, Logged};
+use crate::http::trace_context::TraceContext;
+use crate::metrics::{Answers, micros};
 
 /// The header that carries the id of a request, both ways.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -55,10 +57,11 @@ impl Draining {
     }
 }
 
-/// Has a request answered, and logs it. This is around the router and not a layer of it, which would cost two
+/// Has a request answered, logs it and counts it. This is around the router and not a layer of it, which would cost two
 /// allocations for each request.
 pub async fn log_request<B, F>(
     draining: &Draining,
+    answers: &Answers,
     mut request: Request<B>,
     answer: impl FnOnce(Request<B>) -> F,
 ) -> Response
@@ -74,6 +77,7 @@ where
         .body_read
         .store(request.body().is_end_stream(), Ordering::Relaxed);
     request.extensions_mut().insert(notes.clone());
+    let trace = TraceContext::of(request.headers());
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
 
@@ -91,16 +95,20 @@ where
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let logged = response.extensions().get::<Logged>();
-    log_line(&Line {
+    let line = Line {
         method: method.as_str(),
         path: &path,
         status: response.status().as_u16(),
         error: logged.map(|logged| logged.number),
         cause: logged.and_then(|logged| logged.cause.as_deref()),
-        duration_us: u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX),
+        duration_us: micros(start.elapsed()),
         token: notes.0.caller.get().map(|name| &**name),
         request_id: request_id.to_str().unwrap_or_default(),
-    });
+        trace_id: trace.as_ref().map(TraceContext::trace_id),
+        parent_id: trace.as_ref().map(TraceContext::parent_id),
+    };
+    answers.count(line.status, line.error, line.duration_us);
+    log_line(&line);
     response
 }
 
@@ -123,6 +131,10 @@ pub struct Line<'a> {
     pub token: Option<&'a str>,
     /// As returned.
     pub request_id: &'a str,
+    /// Of the trace that the request is a part of.
+    pub trace_id: Option<&'a str>,
+    /// Of the caller's span in it.
+    pub parent_id: Option<&'a str>,
 }
 
 /// Writes the line: a warning when the fault is ours.
@@ -139,6 +151,8 @@ pub fn log_line(line: &Line<'_>) {
                 duration_us = line.duration_us,
                 token = line.token,
                 request_id = line.request_id,
+                trace_id = line.trace_id,
+                parent_id = line.parent_id,
             )
         };
     }

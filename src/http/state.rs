@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::http::tokens::Tokens;
+use crate::metrics::Answers;
 use crate::writer::Writer;
 
 /// One for all requests: a clone is a pointer.
@@ -15,6 +16,8 @@ pub struct Parts {
     pub writer: Writer,
     /// Who may use it.
     pub tokens: Tokens,
+    /// What is counted here.
+    pub answers: Arc<Answers>,
     /// How much of a body is read.
     pub body_limits: BodyLimits,
 }

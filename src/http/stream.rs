@@ -13,6 +13,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::error::{ApiError, Kind};
 use crate::http::request_log::{Line, REQUEST_ID, log_line, new_request_id};
+use crate::metrics::Answers;
 
 /// How long a peer that is still sending after the last answer is listened to: until it has been
 /// silent for so long, and in all.
@@ -75,6 +76,7 @@ pub struct Stream {
     tcp: TcpStream,
     deadlines: Deadlines,
     progress: Progress,
+    answers: Arc<Answers>,
     /// Since when the peer has taken nothing of what there is to write.
     stalled_since: Option<Instant>,
     /// Wakes up at a deadline or before it. It is moved when it fires, not with every request.
@@ -89,11 +91,17 @@ pub struct Stream {
 
 impl Stream {
     /// Guards a stream that was just accepted.
-    pub fn new(tcp: TcpStream, deadlines: Deadlines, progress: Progress) -> Self {
+    pub fn new(
+        tcp: TcpStream,
+        deadlines: Deadlines,
+        progress: Progress,
+        answers: Arc<Answers>,
+    ) -> Self {
         Self {
             tcp,
             deadlines,
             progress,
+            answers,
             stalled_since: None,
             alarm: Box::pin(sleep(deadlines.header)),
             heard: false,
@@ -172,7 +180,7 @@ impl AsyncRead for Stream {
         // be followed by another.
         if in_a_head && self.stalled_since.is_none() {
             let message = "The request line and headers did not arrive in time; send them again.";
-            let refusal = logged_refusal(&ApiError::new(Kind::TooSlow, message));
+            let refusal = logged_refusal(&ApiError::new(Kind::TooSlow, message), &self.answers);
             let _ = self.tcp.try_write(&refusal);
         }
         Poll::Ready(Err(error))
@@ -188,7 +196,7 @@ impl AsyncWrite for Stream {
         ready!(self.poll_write_substitute(cx))?;
         match hypers_own_refusal(bytes) {
             Some((0, error)) => {
-                self.substitute = logged_refusal(&error);
+                self.substitute = logged_refusal(&error, &self.answers);
                 Poll::Ready(Ok(bytes.len()))
             }
             // First what stands before it; hyper then comes back with the refusal alone.
@@ -259,16 +267,18 @@ fn hypers_own_refusal(bytes: &[u8]) -> Option<(usize, ApiError)> {
     Some((start, error))
 }
 
-/// A whole answer, as bytes, for a request that never became one; and its line in the log.
-fn logged_refusal(error: &ApiError) -> Vec<u8> {
+/// A whole answer, as bytes, for a request that never became one; its line in the log, and its place in the figures.
+fn logged_refusal(error: &ApiError, answers: &Answers) -> Vec<u8> {
     let status = error.kind().status();
     let request_id = new_request_id();
-    log_line(&Line {
+    let line = Line {
         status: status.as_u16(),
         error: Some(error.kind().number()),
         request_id: request_id.to_str().unwrap_or_default(),
         ..Line::default()
-    });
+    };
+    answers.count_refusal(line.status, line.error);
+    log_line(&line);
 
     let body = error.body();
     let mut headers = error.headers();

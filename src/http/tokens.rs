@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use crate::http::error::ApiError;
+use crate::metrics::{Answers, Metrics};
 use crate::store::{Store, TokenId, TokenRecord};
 use crate::token::{Token, TokenDigest};
 use crate::writer::Writer;
@@ -24,6 +25,7 @@ pub struct Tokens(Arc<Inner>);
 struct Inner {
     store: Mutex<Store>,
     writer: Writer,
+    metrics: Arc<Metrics>,
     known: RwLock<HashMap<TokenDigest, Known>>,
     read_timeout: Duration,
     /// Held while reading, so that a stale record is read once and not once a connection.
@@ -40,10 +42,16 @@ pub struct Known {
 
 impl Tokens {
     /// Tokens of this store; that they were used is noted through the writer.
-    pub fn new(store: Store, writer: Writer, read_timeout: Duration) -> Self {
+    pub fn new(
+        store: Store,
+        writer: Writer,
+        metrics: Arc<Metrics>,
+        read_timeout: Duration,
+    ) -> Self {
         Self(Arc::new(Inner {
             store: Mutex::new(store),
             writer,
+            metrics,
             read_timeout,
             known: RwLock::default(),
             reading: tokio::sync::Mutex::default(),
@@ -51,14 +59,14 @@ impl Tokens {
     }
 
     /// Finds a token, as it was at most half a second ago.
-    pub async fn look_up(&self, token: &Token) -> Result<Known, ApiError> {
+    pub async fn look_up(&self, token: &Token, answers: &Answers) -> Result<Known, ApiError> {
         let digest = token.digest();
-        if let Some(known) = self.fresh(&digest) {
+        if let Some(known) = self.fresh(&digest, answers) {
             return Ok(known);
         }
         let read = async {
             let _turn = self.0.reading.lock().await;
-            match self.fresh(&digest) {
+            match self.fresh(&digest, answers) {
                 Some(known) => Ok(known),
                 None => self.read(digest).await,
             }
@@ -69,13 +77,17 @@ impl Tokens {
         }
     }
 
-    fn fresh(&self, digest: &TokenDigest) -> Option<Known> {
+    fn fresh(&self, digest: &TokenDigest, answers: &Answers) -> Option<Known> {
         let all = self.0.known.read().unwrap_or_else(PoisonError::into_inner);
         let known = all.get(digest)?;
-        (known.read_at.elapsed() < FRESH_FOR).then(|| known.clone())
+        (known.read_at.elapsed() < FRESH_FOR).then(|| {
+            answers.tokens_known.add(1);
+            known.clone()
+        })
     }
 
     async fn read(&self, digest: TokenDigest) -> Result<Known, ApiError> {
+        self.0.metrics.token_reads.add(1);
         let read_at = Instant::now();
         let inner = Arc::clone(&self.0);
         let record = tokio::task::spawn_blocking(move || {
@@ -98,6 +110,7 @@ impl Tokens {
             read_at,
         };
         all.insert(digest, known.clone());
+        self.0.metrics.tokens.set(all.len() as u64);
         drop(all);
         self.note_use(&known.record);
         Ok(known)

@@ -92,6 +92,15 @@ pub struct Checked {
     pub tokens: u64,
 }
 
+/// What a store takes of the disk of this machine, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Footprint {
+    /// The database.
+    pub database: u64,
+    /// The log of what is not in the database yet.
+    pub log: u64,
+}
+
 /// A token to keep: everything but the secret.
 #[derive(Debug)]
 pub struct NewToken<'a> {

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use crate::token::TokenDigest;
 
 pub use contract::{
-    Addition, Checked, Location, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, Footprint, Location, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
 };
 pub use error::{OpenError, StoreError, chain};
 pub use sqlite::sync_directory_of;
@@ -33,6 +33,14 @@ pub enum Store {
     Sqlite(Sqlite),
     /// In a database that others use as well.
     Postgres(Box<Postgres>),
+}
+
+/// None if the store is elsewhere, or cannot be looked at.
+pub fn footprint(location: &Location) -> Option<Footprint> {
+    match location {
+        Location::Sqlite(path) => sqlite::footprint(path).ok(),
+        Location::Postgres(_) => None,
+    }
 }
 
 impl Store {
@@ -91,6 +99,14 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.add(batch, used),
             Self::Postgres(store) => store.add(batch, used),
+        }
+    }
+
+    /// Writes what is there already, as durably as a batch: whoever could not add a plant now fails here as well.
+    pub fn rewrite(&mut self) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.rewrite(),
+            Self::Postgres(store) => store.rewrite(),
         }
     }
 

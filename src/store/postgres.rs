@@ -171,6 +171,11 @@ impl Postgres {
         })
     }
 
+    /// Writes what is there already; its commit waits for the standby, as that of a batch does.
+    pub fn rewrite(&mut self) -> Result<(), StoreError> {
+        self.block_on(async |link| link.rewrite().await)
+    }
+
     /// Keeps a new token. False when the name is taken.
     pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
         let id = number(&token.digest);

@@ -18,7 +18,7 @@ use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 use open::Lock;
-pub use open::sync_directory_of;
+pub use open::{footprint, sync_directory_of};
 
 use crate::plant::NewPlant;
 use crate::store::contract::{
@@ -98,9 +98,7 @@ impl Sqlite {
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
-        if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.proceed(&self.connection, self.log_pages.load(Ordering::Relaxed))?;
-        }
+        self.move_log()?;
         let newest = self.newest;
         let transaction = self.write()?;
         // With the write lock in hand, and never before what is stored: whoever reads up to a moment that is over
@@ -133,6 +131,27 @@ impl Sqlite {
         transaction.commit()?;
         self.newest = now;
         Ok(outcomes)
+    }
+
+    /// Writes what is there already, and syncs it. (SQLite leaves out the update of a row to what it is; a
+    /// number in the header it writes.)
+    pub fn rewrite(&mut self) -> Result<(), StoreError> {
+        self.move_log()?;
+        let transaction = self.write()?;
+        let version =
+            transaction.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
+        transaction.pragma_update(None, "user_version", version)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Between two transactions.
+    fn move_log(&mut self) -> Result<(), StoreError> {
+        match &mut self.checkpoints {
+            Some(checkpoints) => {
+                checkpoints.proceed(&self.connection, self.log_pages.load(Ordering::Relaxed))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Keeps a new token. False when the name is taken.

@@ -19,11 +19,11 @@ const BREAKS: [Break; 3] = [
     ),
     (
         "acknowledged-before-the-commit",
-        "src/writer.rs",
-        "fn commit(self, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {",
-        "fn commit(mut self, in_hand: &InHand, store: &mut Store) -> Result<(), StoreError> {
-        let answers = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
-        send_all(std::mem::take(&mut self.replies).into_iter().zip(answers));",
+        "src/writer/batch.rs",
+        "in_hand.begin(std::mem::take(&mut self.replies));",
+        "let answers = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
+        send_all(std::mem::take(&mut self.replies).into_iter().zip(answers));
+        in_hand.begin(Vec::new());",
     ),
     (
         "no-checkpoint-at-the-start",

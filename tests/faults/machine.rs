@@ -14,7 +14,13 @@ use crate::load::{Load, after_restart};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-const LISTEN: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
+const LISTEN: [&str; 5] = [
+    "serve",
+    "--listen",
+    "127.0.0.1:0",
+    "--ops-listen",
+    "127.0.0.1:0",
+];
 
 /// Far more is sent at once than there is memory for.
 pub fn out_of_memory(seed: u64, runs: usize, progress: &Progress) -> Report {

@@ -122,6 +122,7 @@ fn wrong_usage_ends_with_2_and_help_with_0() {
         &["serve", "--store", "plantstore.db"],
         &["serve", "--store", "sqlite:"],
         &["serve", "--store", "mysql://x"],
+        &["serve", "--ops-listen", "on"],
         &["serve", "--max-connections", "0"],
         &["serve", "--body-timeout", "10"],
         &["serve", "--log-level", "loud"],
@@ -152,21 +153,52 @@ fn a_port_that_is_taken_is_told_in_a_sentence_and_nothing_is_made() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
     let directory = directory();
-    let output = run(directory.path(), &["serve", "--listen", &address]);
+    let public = ["--listen", &address];
+    let private = ["--ops-listen", &address, "--listen", "127.0.0.1:0"];
+    for arguments in [&public[..], &private] {
+        let flag = arguments[0];
+        let output = run(directory.path(), &[&["serve"], arguments].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let expected = format!(
+            "plantstore: cannot listen on {address}; free that port or choose another {flag}: "
+        );
+        assert!(
+            stderr(&output).starts_with(&expected),
+            "{}",
+            stderr(&output)
+        );
+        assert_eq!(stderr(&output).lines().count(), 1);
+        assert_eq!(
+            fs::read_dir(directory.path()).expect("a directory").count(),
+            0
+        );
+    }
+}
+
+#[test]
+fn the_listeners_have_an_address_each_and_the_private_one_can_be_off() {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("an address").to_string();
+    drop(free);
+    let directory = directory();
+    let output = run(
+        directory.path(),
+        &["serve", "--listen", &address, "--ops-listen", &address],
+    );
     assert_eq!(output.status.code(), Some(1));
-    let expected = format!(
-        "plantstore: cannot listen on {address}; free that port or choose another --listen"
-    );
+    let sentence = stderr(&output);
     assert!(
-        stderr(&output).starts_with(&expected),
-        "{}",
-        stderr(&output)
+        sentence.contains("choose another --ops-listen"),
+        "{sentence}"
     );
-    assert_eq!(stderr(&output).lines().count(), 1);
     assert_eq!(
         fs::read_dir(directory.path()).expect("a directory").count(),
         0
     );
+
+    let server = Server::start_with(&["--ops-listen", "off"]);
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    assert!(!server.everything_logged().contains("ops_address"));
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! A defect of ours is a 50000, and no more than that.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
 use plantstore::http::stream::Deadlines;
 use plantstore::http::{self, BodyLimits, Draining, Tokens, connection};
+use plantstore::metrics::Metrics;
 use plantstore::store::Store;
 use plantstore::writer::Writer;
 use tokio::net::TcpListener;
@@ -31,10 +33,13 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let timeout = Duration::from_secs(60);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let _here = runtime.enter();
-    let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout);
+    let metrics = Arc::new(Metrics::new([50000, 40400].into_iter()));
+    let answers = metrics.answers_of_a_worker();
+    let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout, Arc::clone(&metrics));
     let parts = http::Parts {
-        tokens: Tokens::new(open(), writer.clone(), timeout),
+        tokens: Tokens::new(open(), writer.clone(), Arc::clone(&metrics), timeout),
         writer,
+        answers: Arc::clone(&answers),
         body_limits: BodyLimits {
             bytes_max: 1,
             timeout,
@@ -54,7 +59,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
         let stop = watch::Sender::new(());
         connection::serve(
             stream,
-            router,
+            (router, answers),
             deadlines,
             Draining::default(),
             stop.subscribe(),
@@ -67,4 +72,6 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     assert_eq!(answer.error(), 50000);
     assert!(!answer.body.contains("deliberate"));
     assert_eq!(client.request("GET /", "").error(), 40400);
+    let counted = metrics.answered();
+    assert!(counted.contains(&(500, Some(50000), 1)), "{counted:?}");
 }

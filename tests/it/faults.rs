@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Answer, Client, Server, add_request, directory};
+use crate::harness::{Answer, Client, Server, add_request, directory, wait_until};
 
 fn plant(id: usize) -> String {
     format!(r#"{{"id":{id},"name":"plant {id}"}}"#)
@@ -253,4 +253,113 @@ fn a_drain_with_a_stuck_disk_ends_all_the_same_and_says_so() {
     assert!(client.try_answer().is_none());
     let logged = server.everything_logged();
     assert!(logged.contains("the disk did not take in time"), "{logged}");
+}
+
+#[test]
+fn a_node_with_a_full_disk_is_not_ready_and_comes_back_by_itself_when_there_is_room() {
+    let directory = directory();
+    let mut before = Server::start_in(directory.path(), &[]);
+    before.add_ok(plant(0));
+    assert!(before.terminate().success());
+    let fault = "pwrite64:error=ENOSPC:when=30..33";
+    let server = Server::start_with_fault(directory.path(), fault, &[]);
+    assert_eq!(server.ask("/readyz").status, 200);
+    let full = (1..200).map(|id| server.add(plant(id)).status);
+    assert_eq!(full.into_iter().find(|status| *status != 200), Some(503));
+    let answer = server.ask("/readyz");
+    let reason = "not ready: the store is full\n";
+    assert_eq!((answer.status, &*answer.body), (503, reason));
+    assert_eq!(server.ask("/healthz").status, 200);
+    assert!(
+        server
+            .ask("/metrics")
+            .body
+            .contains("\nplantstore_ready 0\n")
+    );
+    // Nobody sends it plants any more; what it tries, it tries to find out.
+    let stored = server.plants().len();
+    wait_until("it is ready", || server.ask("/readyz").status == 200);
+    assert!(
+        server
+            .ask("/metrics")
+            .body
+            .contains("\nplantstore_ready 1\n")
+    );
+    assert_eq!(server.plants().len(), stored);
+    let tried = server.trace().matches("ENOSPC").count();
+    assert_eq!(
+        tried, 4,
+        "one for the add, and one for each attempt to find out"
+    );
+    server.add_ok(plant(999));
+}
+
+#[test]
+fn a_node_whose_store_is_stuck_is_not_ready_until_it_is_free_again() {
+    let directory = directory();
+    assert!(
+        Server::start_in(directory.path(), &[])
+            .terminate()
+            .success()
+    );
+    let fault = "fdatasync:delay_enter=6000000:when=6";
+    let server = Server::start_with_fault(directory.path(), fault, &[]);
+    let token = server.token();
+    let mut in_flight = (0..20)
+        .find_map(|id| {
+            let mut client = server.connect();
+            client.send_add(&token, plant(id).as_bytes());
+            let stuck = client.is_silent_for(Duration::from_secs(2));
+            stuck.then_some(client)
+        })
+        .expect("a sync that does not return");
+    let answer = server.ask("/readyz");
+    let reason = "not ready: the store does not answer\n";
+    assert_eq!((answer.status, &*answer.body), (503, reason));
+    assert_eq!(server.ask("/healthz").status, 200);
+    assert!(
+        server
+            .ask("/metrics")
+            .body
+            .contains("\nplantstore_ready 0\n")
+    );
+    assert_eq!(in_flight.answer().status, 200);
+    wait_until("it is ready", || server.ask("/readyz").status == 200);
+}
+
+#[test]
+fn a_node_that_is_starting_is_alive_and_not_ready() {
+    let directory = directory();
+    let mut before = Server::start_in(directory.path(), &[]);
+    before.add_ok(plant(0));
+    before.kill(); // what is in the log has to be synced by the next
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("an address");
+    drop(free);
+    let strace = ["-e", "inject=fdatasync,fsync:delay_enter=1500000:when=1"];
+    let command = Server::strace_command(
+        directory.path(),
+        &strace,
+        &["--ops-listen", &address.to_string()],
+    );
+    let server = Server::spawn(command, directory.path(), address);
+    let ask = |path: &str| {
+        let mut client = Client::try_connect(address).ok()?;
+        Some(client.request(&format!("GET {path}"), ""))
+    };
+    let mut first = None;
+    wait_until("it answers", || {
+        first = ask("/readyz");
+        first.is_some()
+    });
+    let first = first.expect("an answer");
+    assert_eq!((first.status, &*first.body), (503, "not ready: starting\n"));
+    assert_eq!(ask("/healthz").expect("an answer").status, 200);
+    let figures = ask("/metrics").expect("an answer").body;
+    assert!(figures.contains("\nplantstore_ready 0\n"), "{figures}");
+    assert!(!server.everything_logged().contains("listening"));
+    wait_until("it is ready", || {
+        ask("/readyz").is_some_and(|answer| answer.status == 200)
+    });
+    assert!(server.everything_logged().contains("listening"));
 }

@@ -52,6 +52,24 @@ fn a_revoked_token_is_logged_by_its_name() {
 }
 
 #[test]
+fn the_trace_of_a_request_is_in_its_line() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let ids = "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7";
+    client.request("GET /traced", &format!("traceparent: 00-{ids}-01\r\n"));
+    let line = server.wait_for_line(|line| line["path"] == "/traced");
+    assert_eq!(line["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736");
+    assert_eq!(line["parent_id"], "00f067aa0ba902b7");
+
+    client.request("GET /invalid", &format!("traceparent: ff-{ids}-01\r\n"));
+    let line = server.wait_for_line(|line| line["path"] == "/invalid");
+    assert_eq!(
+        (&line["trace_id"], &line["parent_id"]),
+        (&Value::Null, &Value::Null)
+    );
+}
+
+#[test]
 fn a_sane_request_id_is_taken_and_any_other_is_replaced() {
     let server = Server::start();
     let mut client = server.connect();

@@ -18,3 +18,4 @@ mod readme;
 mod serving;
 mod store;
 mod tokens;
+mod watching;

@@ -41,7 +41,6 @@ fn shell(directory: &Path, script: &str, variables: &[(&str, &str)]) -> String {
 
 /// Runs the `sh` blocks of a chapter, one after the other, in the directory of a running service. The block after one
 /// is what it prints, where `…` stands for anything; nothing is said of what it prints if that is `sh` again.
-#[expect(dead_code, reason = "the chapters follow")]
 fn walk_through(chapter: &str) {
     let server = Server::start();
     server.token();
@@ -53,7 +52,9 @@ fn walk_through(chapter: &str) {
         .enumerate()
         .filter(|(_, (language, _))| *language == "sh")
     {
-        let here = script.replace("127.0.0.1:8080", &server.address().to_string());
+        let here = script
+            .replace("127.0.0.1:8080", &server.address().to_string())
+            .replace("127.0.0.1:9090", &server.ops_address().to_string());
         let printed = shell(server.directory(), &here, store.as_slice());
         if let Some((language, expected)) = blocks.get(at + 1)
             && *language != "sh"
@@ -110,7 +111,7 @@ fn the_walk_through_of_three_nodes_and_of_moving_house_works_as_written() {
     for (_, text) in blocks.iter().filter(|(language, _)| *language == "sh") {
         script += text;
     }
-    for port in ["8081", "8082", "8083"] {
+    for port in ["8081", "8082", "8083", "9091", "9092", "9093"] {
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let free = free.local_addr().expect("an address").port();
         script = script.replace(port, &free.to_string());
@@ -134,4 +135,9 @@ fn the_walk_through_of_three_nodes_and_of_moving_house_works_as_written() {
         run_ok(house.path(), &["check"]),
         "no damage: plants 0, tokens 1\n"
     );
+}
+
+#[test]
+fn the_chapter_on_watching_works_as_written() {
+    walk_through("Watching");
 }

@@ -213,6 +213,10 @@ fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
     let through = url.replace(&database.to_string(), &way.to_string());
     let arguments = ["--store", &through, "--store-timeout", "1s"];
     let server = Server::start_in(directory.path(), &arguments);
+    let answer = server.ask("/readyz");
+    let reason = "not ready: the store is busy or cannot be reached\n";
+    assert_eq!((answer.status, &*answer.body), (503, reason));
+    assert_eq!(server.ask("/healthz").status, 200);
     let answer = server.connect().add(token.trim(), BODY);
     assert_eq!(answer.error(), 50300, "{answer:?}");
 
@@ -231,9 +235,8 @@ fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
             }
         }
     });
-    wait_until("it adds", || {
-        server.connect().add(token.trim(), BODY).status == 200
-    });
+    wait_until("it is ready", || server.ask("/readyz").status == 200);
+    assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
 }
 
 #[test]

@@ -61,6 +61,7 @@ fn the_commands_of_the_readme_do_what_it_says() {
         command
             .args(["-euc", &text.replace("127.0.0.1:8080", &address)])
             .env("PLANTSTORE_LISTEN", &address)
+            .env("PLANTSTORE_OPS_LISTEN", "127.0.0.1:0")
             .current_dir(directory.path())
             .stdin(Stdio::null());
         command

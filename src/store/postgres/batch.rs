@@ -114,6 +114,14 @@ impl Link {
         rows.iter().map(rows::plant).collect()
     }
 
+    /// Writes a row as it is. A store without tokens has nobody who could add anything.
+    pub async fn rewrite(&mut self) -> Result<(), StoreError> {
+        let sql = "UPDATE tokens SET name = name WHERE id = (SELECT min(id) FROM tokens)";
+        self.until_known(async |session| session.client.execute(sql, &[]).await)
+            .await
+            .map(drop)
+    }
+
     /// Notes when tokens were used, if that is done at once: plants are waiting, and the next minute is noted again.
     pub async fn note_use(&mut self, used: &[(TokenId, Timestamp)]) {
         let sql = "UPDATE tokens SET last_used_at = $2

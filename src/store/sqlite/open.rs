@@ -2,7 +2,7 @@
 //! schema. Every pragma that durability rests on is read back, and none of this takes longer on a
 //! larger store; only the log is read whole.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
+use crate::store::contract::Footprint;
 use crate::store::error::OpenError;
 use crate::store::sqlite::log;
 
@@ -112,6 +113,16 @@ pub fn sync_directory_of(path: &Path) -> io::Result<()> {
         _ => Path::new("."),
     };
     File::open(parent)?.sync_all()
+}
+
+/// The sizes of the database and of its log.
+pub fn footprint(path: &Path) -> io::Result<Footprint> {
+    let path = path.canonicalize()?;
+    let log = fs::metadata(beside(&path, "-wal"));
+    Ok(Footprint {
+        database: fs::metadata(&path)?.len(),
+        log: log.map_or(0, |log| log.len()),
+    })
 }
 
 /// The file that SQLite, or we, keep beside the database.

@@ -46,6 +46,7 @@ pub fn plantstore(directory: &Path) -> Command {
     if let Some(store) = postgres::store(directory) {
         command.env("PLANTSTORE_STORE", store);
     }
+    command.env("PLANTSTORE_OPS_LISTEN", "127.0.0.1:0");
     command
 }
 
@@ -103,6 +104,7 @@ enum Place {
 pub struct Server {
     child: Child,
     address: SocketAddr,
+    ops_address: Option<SocketAddr>,
     directory: Place,
     lines: Receiver<String>,
     seen: Arc<Mutex<String>>,
@@ -176,7 +178,8 @@ impl Server {
         Self::try_start_command(command, directory).ok()
     }
 
-    fn strace_command(directory: &Path, strace: &[&str], arguments: &[&str]) -> Command {
+    /// The service under `strace`, to be started.
+    pub fn strace_command(directory: &Path, strace: &[&str], arguments: &[&str]) -> Command {
         let plain = plantstore(directory);
         let mut command = Command::new("strace");
         for (name, value) in plain.get_envs() {
@@ -212,10 +215,13 @@ impl Server {
         };
         let address = listening["address"].as_str().expect("an address");
         server.address = address.parse().expect("an address");
+        let ops_address = listening["ops_address"].as_str();
+        server.ops_address = ops_address.map(|address| address.parse().expect("an address"));
         Ok(server)
     }
 
-    fn spawn(mut command: Command, directory: &Path, address: SocketAddr) -> Self {
+    /// Without waiting for it to listen.
+    pub fn spawn(mut command: Command, directory: &Path, address: SocketAddr) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let stderr = child.stderr.take().expect("a pipe");
         let (sender, lines) = channel();
@@ -230,6 +236,7 @@ impl Server {
         Self {
             child,
             address,
+            ops_address: None,
             directory: Place::Given(directory.to_owned()),
             lines,
             seen,
@@ -266,6 +273,16 @@ impl Server {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Of the private listener.
+    pub fn ops_address(&self) -> SocketAddr {
+        self.ops_address.expect("it has a private listener")
+    }
+
+    /// Asks the private listener.
+    pub fn ask(&self, path: &str) -> Answer {
+        Client::connect(self.ops_address()).request(&format!("GET {path}"), "")
     }
 
     pub fn directory(&self) -> &Path {

@@ -1,0 +1,434 @@
+//! The private listener: health, readiness and figures, held against what the tools of others make of them, and against
+//! what we say of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::harness::{Client, Server, add_request, directory, postgres, run_ok, wait_until};
+
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
+const DASHBOARD: &str = include_str!("../../deploy/grafana-dashboard.json");
+const ALERTS: &str = include_str!("../../deploy/prometheus-alerts.yml");
+
+const BODY: &str = r#"{"id":1,"name":"x"}"#;
+
+/// A page of figures: values by name and labels, and the types.
+struct Figures {
+    text: String,
+    values: BTreeMap<String, f64>,
+    types: BTreeMap<String, String>,
+}
+
+impl Figures {
+    fn of(server: &Server) -> Self {
+        let answer = server.ask("/metrics");
+        assert_eq!(answer.status, 200);
+        let expected = "text/plain; version=0.0.4; charset=utf-8";
+        assert_eq!(answer.header("content-type"), Some(expected));
+        let text = answer.body;
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let values = samples.map(|line| {
+            let (name, value) = line.rsplit_once(' ').expect("a value");
+            (name.to_owned(), value.parse().expect("a number"))
+        });
+        let types = text.lines().filter_map(|line| {
+            let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+            Some((name.to_owned(), kind.to_owned()))
+        });
+        Self {
+            values: values.collect(),
+            types: types.collect(),
+            text,
+        }
+    }
+
+    #[track_caller]
+    fn value(&self, name: &str) -> f64 {
+        let value = self.values.get(name);
+        *value.unwrap_or_else(|| panic!("no {name} in\n{}", self.text))
+    }
+
+    /// The names of the series, without labels.
+    fn names(&self) -> BTreeSet<&str> {
+        let names = self.values.keys().map(|name| name.split('{').next());
+        names.map(|name| name.expect("a name")).collect()
+    }
+}
+
+fn promtool(arguments: &[&str], input: &str) -> Output {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
+    let ours: PathBuf = target.expect("target").join("tools/bin/promtool");
+    let program = if ours.exists() {
+        ours
+    } else {
+        "promtool".into()
+    };
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool runs; `make setup` gets it");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("it reads");
+    drop(stdin);
+    child.wait_with_output().expect("it ends")
+}
+
+#[track_caller]
+fn check_with_promtool(arguments: &[&str], input: &str) -> String {
+    let output = promtool(arguments, input);
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{said}\n{input}");
+    said
+}
+
+/// A request of every kind that a client can make without a fault.
+fn make_traffic(server: &Server) {
+    let token = server.token();
+    let mut client = server.connect();
+    assert_eq!(client.add(&token, BODY.as_bytes()).status, 200);
+    assert_eq!(client.add(&token, BODY.as_bytes()).status, 200);
+    assert_eq!(client.add(&token, br#"{"id":1,"name":"y"}"#).error(), 40009);
+    assert_eq!(client.add(&token, b"{}").error(), 40002);
+    assert_eq!(client.request("GET /nowhere", "").error(), 40400);
+    assert_eq!(client.request("GET /openapi.json", "").status, 200);
+    client.send("GARBAGE\r\n\r\n");
+    assert_eq!(client.answer().error(), 40000);
+}
+
+#[test]
+fn the_private_listener_says_that_it_lives_and_is_ready_and_nothing_else() {
+    let server = Server::start();
+    server.token();
+    for (path, status, body) in [
+        ("/healthz", 200, "alive\n"),
+        ("/readyz", 200, "ready\n"),
+        (
+            "/",
+            404,
+            "There is nothing at this path; there are /healthz, /readyz and /metrics.\n",
+        ),
+        (
+            "/plants",
+            404,
+            "There is nothing at this path; there are /healthz, /readyz and /metrics.\n",
+        ),
+    ] {
+        let answer = server.ask(path);
+        assert_eq!((answer.status, &*answer.body), (status, body), "{path}");
+        assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
+    }
+    let mut client = Client::connect(server.ops_address());
+    let answer = client.request("POST /readyz", "content-length: 0\r\n");
+    assert_eq!(
+        (answer.status, answer.header("allow")),
+        (405, Some("GET,HEAD"))
+    );
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(
+            server.connect().request(&format!("GET {path}"), "").status,
+            404
+        );
+    }
+}
+
+#[test]
+fn the_page_is_as_prometheus_wants_it() {
+    let server = Server::start();
+    make_traffic(&server);
+    let figures = Figures::of(&server);
+    let said = check_with_promtool(&["check", "metrics"], &figures.text);
+    assert_eq!(said, "");
+    let broken = figures.text.replace("_total", "_sum_of_all");
+    assert!(!promtool(&["check", "metrics"], &broken).status.success());
+}
+
+#[test]
+fn every_answer_is_counted_by_its_status_and_error_also_those_of_hyper() {
+    let server = Server::start();
+    let request = |status, error| {
+        format!("plantstore_http_requests_total{{status=\"{status}\",error=\"{error}\"}}")
+    };
+    let before = Figures::of(&server);
+    for (status, error) in [("200", "none"), ("400", "40009"), ("503", "50302")] {
+        assert!(before.value(&request(status, error)).abs() < 0.5, "{error}");
+    }
+    make_traffic(&server);
+    let after = Figures::of(&server);
+    let mut counted = 0.0;
+    for (status, error, count) in [
+        ("200", "none", 3.0),
+        ("400", "40009", 1.0),
+        ("400", "40002", 1.0),
+        ("404", "40400", 1.0),
+        ("400", "40000", 1.0),
+    ] {
+        let value = after.value(&request(status, error));
+        assert!((value - count).abs() < 0.5, "{error}: {value}");
+        counted += count;
+    }
+    let requests = after.values.iter();
+    let all: f64 = requests
+        .filter(|(name, _)| name.starts_with("plantstore_http_requests_total"))
+        .map(|(_, value)| value)
+        .sum();
+    assert!((all - counted).abs() < 0.5, "{}", after.text);
+
+    let took = |class| {
+        let name = format!("plantstore_http_request_duration_seconds_count{{class=\"{class}\"}}");
+        after.value(&name)
+    };
+    // What was no request has no beginning.
+    assert_eq!((took("2xx"), took("4xx"), took("5xx")), (3.0, 3.0, 0.0));
+    let all = "plantstore_http_request_duration_seconds_bucket{class=\"2xx\",le=\"+Inf\"}";
+    assert!((after.value(all) - 3.0).abs() < 0.5);
+}
+
+#[test]
+#[expect(
+    clippy::float_cmp,
+    clippy::cast_precision_loss,
+    reason = "small whole numbers are exact"
+)]
+fn what_became_of_plants_commits_tokens_and_connections_is_counted() {
+    let server = Server::start();
+    make_traffic(&server);
+    let _silent = server.connect();
+    server.wait_for_connection();
+    let figures = Figures::of(&server);
+    let adds = |outcome| figures.value(&format!("plantstore_adds_total{{outcome=\"{outcome}\"}}"));
+    for (outcome, count) in [
+        ("added", 1.0),
+        ("already_there", 1.0),
+        ("taken", 1.0),
+        ("damaged", 0.0),
+        ("busy", 0.0),
+        ("full", 0.0),
+        ("lost", 0.0),
+        ("queue_full", 0.0),
+    ] {
+        assert_eq!(adds(outcome), count, "{outcome}");
+    }
+    assert_eq!(figures.value("plantstore_batch_plants_sum"), 3.0);
+    let commits = figures.value("plantstore_batch_plants_count");
+    assert_eq!(
+        figures.value("plantstore_commit_duration_seconds_count"),
+        commits
+    );
+    assert!(figures.value("plantstore_commit_duration_seconds_sum") > 0.0);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.expect("after 1970").as_secs_f64();
+    let age = now - figures.value("plantstore_last_commit_timestamp_seconds");
+    assert!((-1.0..60.0).contains(&age), "{age}");
+    let age = now - figures.value("process_start_time_seconds");
+    assert!((-1.0..60.0).contains(&age), "{age}");
+
+    assert_eq!(figures.value("plantstore_ready"), 1.0);
+    assert_eq!(figures.value("plantstore_draining"), 0.0);
+    assert_eq!(figures.value("plantstore_queue_plants"), 0.0);
+    assert_eq!(figures.value("plantstore_queue_plants_max"), 1024.0);
+    assert_eq!(figures.value("plantstore_connections_max"), 1024.0);
+    assert!(figures.value("plantstore_connections") >= 1.0);
+    assert!(figures.value("plantstore_connections_accepted_total") >= 3.0);
+    assert_eq!(figures.value("plantstore_token_cache_entries"), 1.0);
+    let looked_up = |result| {
+        let name = format!("plantstore_token_cache_lookups_total{{result=\"{result}\"}}");
+        figures.value(&name)
+    };
+    assert!(looked_up("miss") >= 1.0);
+    assert_eq!(looked_up("hit") + looked_up("miss"), 4.0);
+
+    assert!(figures.value("process_cpu_seconds_total") > 0.0);
+    assert!(figures.value("process_resident_memory_bytes") > 1e6);
+    assert!(figures.value("process_open_fds") > 5.0);
+    assert!(figures.value("process_max_fds") > figures.value("process_open_fds"));
+    if !postgres::is_under_test() {
+        let on_disk = fs::metadata(server.directory().join("plantstore.db"));
+        let on_disk = on_disk.expect("a file").len();
+        assert_eq!(figures.value("plantstore_store_size_bytes"), on_disk as f64);
+        assert!(figures.value("plantstore_store_wal_size_bytes") > 4096.0);
+    }
+    drop(server.connect());
+    wait_until("those who left are not counted", || {
+        Figures::of(&server).value("plantstore_connections") <= 1.0
+    });
+}
+
+#[test]
+fn a_node_that_drains_is_alive_and_not_ready() {
+    let mut server = Server::start();
+    let request = add_request(&server.token(), BODY.as_bytes());
+    let (most, rest) = request.split_at(request.len() - 5);
+    let mut half_way = server.connect();
+    half_way.send(most);
+    server.wait_for_connection();
+    assert_eq!(server.ask("/readyz").status, 200);
+
+    server.signal("-TERM");
+    server.wait_for_line(|line| line["message"] == "draining");
+    let answer = server.ask("/readyz");
+    assert_eq!(
+        (answer.status, &*answer.body),
+        (503, "not ready: draining\n")
+    );
+    assert_eq!(server.ask("/healthz").status, 200);
+    let figures = Figures::of(&server);
+    assert!(figures.text.contains("\nplantstore_ready 0\n"));
+    assert!(figures.text.contains("\nplantstore_draining 1\n"));
+    half_way.send(rest);
+    assert_eq!(half_way.answer().status, 200);
+    assert_eq!(server.wait_for_exit().code(), Some(0));
+}
+
+#[test]
+fn a_probe_changes_nothing() {
+    let server = Server::start();
+    let token = server.token();
+    let stored = || {
+        (
+            run_ok(server.directory(), &["token", "list", "--json"]),
+            server.plants(),
+        )
+    };
+    let before = stored();
+    assert_eq!(server.ask("/readyz").status, 200);
+    assert!(Figures::of(&server).value("plantstore_last_commit_timestamp_seconds") > 0.0);
+    assert_eq!(stored(), before);
+    assert!(run_ok(server.directory(), &["check"]).starts_with("no damage"));
+    assert_eq!(server.connect().add(&token, BODY.as_bytes()).status, 200);
+}
+
+#[test]
+fn watchers_that_say_nothing_keep_no_other_away_for_long() {
+    let server = Server::start();
+    let _silent: Vec<_> = (0..40)
+        .map(|_| Client::connect(server.ops_address()))
+        .collect();
+    assert_eq!(server.ask("/healthz").status, 200);
+}
+
+/// Words that look like a figure of ours or of the process.
+fn figures_in(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let of_ours = |word: &&str| word.starts_with("plantstore_") || word.starts_with("process_");
+    words.filter(of_ours).collect()
+}
+
+/// All expressions of a dashboard, as Grafana would send them.
+fn expressions(dashboard: &Value) -> Vec<String> {
+    match dashboard {
+        Value::Object(members) => {
+            let mut found: Vec<_> = members.values().flat_map(expressions).collect();
+            if let Some(Value::String(expression)) = members.get("expr") {
+                found.push(expression.replace("$__rate_interval", "1m"));
+            }
+            found
+        }
+        Value::Array(items) => items.iter().flat_map(expressions).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn the_dashboard_asks_for_figures_that_there_are() {
+    let directory = directory();
+    // Over PostgreSQL some are missing.
+    let server = Server::start_in(directory.path(), &["--store", "sqlite:plantstore.db"]);
+    let page = Figures::of(&server);
+    let names = page.names();
+    let dashboard: Value = serde_json::from_str(DASHBOARD).expect("JSON");
+    let expressions = expressions(&dashboard);
+    assert!(expressions.len() >= 15, "{expressions:?}");
+    let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
+    for expression in &expressions {
+        for name in figures_in(expression) {
+            assert!(names.contains(name), "{name} in {expression}");
+        }
+        let quoted = Value::from(expression.as_str()).to_string();
+        rules += "  - record: dashboard:expression\n    labels:\n      expression: ";
+        rules += &quoted;
+        rules += "\n    expr: ";
+        rules += &quoted;
+        rules += "\n";
+    }
+    let file = directory.path().join("rules.yml");
+    fs::write(&file, rules).expect("a file");
+    let file = file.to_str().expect("UTF-8");
+    check_with_promtool(&["check", "rules", "--lint=none", file], "");
+
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64()).collect();
+    assert_eq!(ids.len(), panels.len(), "a panel has an id of its own");
+}
+
+#[test]
+fn the_alerts_ask_for_figures_that_there_are() {
+    let directory = directory();
+    let server = Server::start_in(directory.path(), &["--store", "sqlite:plantstore.db"]);
+    let page = Figures::of(&server);
+    let names = page.names();
+    for name in figures_in(ALERTS) {
+        assert!(names.contains(name), "{name}");
+    }
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus-alerts.yml");
+    let said = check_with_promtool(&["check", "rules", file], "");
+    assert!(said.contains("rules found"), "{said}");
+}
+
+/// The chapter of docs/operations.md.
+fn chapter() -> &'static str {
+    let mut chapters = OPERATIONS.split("\n## ");
+    let found = chapters.find(|text| text.starts_with("Watching"));
+    found.expect("the chapter")
+}
+
+#[test]
+fn the_chapter_lists_every_figure_with_its_type_and_no_other() {
+    let server = Server::start();
+    let listed = chapter().lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
+        let name = cells.next()?.trim_matches('`');
+        let kind = cells.next()?;
+        let only_sqlite = cells.next()?.contains("(SQLite)");
+        let is_there = !(only_sqlite && postgres::is_under_test());
+        is_there.then(|| (name.to_owned(), kind.to_owned()))
+    });
+    let listed: BTreeMap<_, _> = listed.collect();
+    assert_eq!(listed, Figures::of(&server).types);
+}
+
+#[test]
+fn the_settings_of_others_in_the_chapter_are_what_those_take() {
+    let directory = directory();
+    let block = |language: &str| {
+        let (_, rest) = chapter()
+            .split_once(&format!("```{language}\n"))
+            .expect("a block");
+        rest.split("```").next().expect("a text")
+    };
+    let prometheus = directory.path().join("prometheus.yml");
+    fs::write(&prometheus, block("yaml")).expect("a file");
+    fs::write(directory.path().join("prometheus-alerts.yml"), ALERTS).expect("a file");
+    let prometheus = prometheus.to_str().expect("UTF-8");
+    check_with_promtool(&["check", "config", prometheus], "");
+
+    let haproxy = directory.path().join("haproxy.cfg");
+    let before = "defaults\n  mode http\n  timeout connect 1s\n  timeout client 1m\n  timeout server 1m\n\
+                  frontend all\n  bind 127.0.0.1:0\n  default_backend plants\n";
+    fs::write(&haproxy, format!("{before}{}", block("haproxy"))).expect("a file");
+    let output = Command::new("haproxy")
+        .arg("-c")
+        .arg("-f")
+        .arg(&haproxy)
+        .output();
+    let output = output.expect("haproxy runs; `make setup` installs it");
+    assert!(output.status.success(), "{output:?}");
+}
