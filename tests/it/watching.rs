@@ -422,7 +422,7 @@ fn the_settings_of_others_in_the_chapter_are_what_those_take() {
 
     let haproxy = directory.path().join("haproxy.cfg");
     let before = "defaults\n  mode http\n  timeout connect 1s\n  timeout client 1m\n  timeout server 1m\n\
-                  frontend all\n  bind 127.0.0.1:0\n  default_backend plants\n";
+                  frontend all\n  bind 127.0.0.1:8000\n  default_backend plants\n";
     fs::write(&haproxy, format!("{before}{}", block("haproxy"))).expect("a file");
     let output = Command::new("haproxy")
         .arg("-c")
