@@ -41,7 +41,8 @@ pub struct Server {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Operation {
-    pub operation_id: String,
+    #[serde(rename = "operationId")]
+    pub id: String,
     pub summary: String,
     pub description: String,
     pub request_body: RequestBody,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::contract::{Contract, Media, Operation, OrRef, Response, Schema};
+use crate::contract::{Contract, Example, Media, Operation, OrRef, Response, Schema};
 use crate::html::{escape, fill, prose};
 
 type Result<T> = std::result::Result<T, String>;
@@ -20,6 +20,7 @@ pub fn render(contract: &Contract, template: &str) -> Result<String> {
         other => escape(&other.to_string()),
     };
     let done = operation.responses.get("200").ok_or("there is no 200")?;
+    let common = common_headers(contract, operation)?;
     let info = &contract.info;
     fill(
         template,
@@ -30,7 +31,7 @@ pub fn render(contract: &Contract, template: &str) -> Result<String> {
             ("license", escape(&info.license.name)),
             ("description", prose(&info.description)),
             ("description_text", escape(&info.description)),
-            ("operation_id", escape(&operation.operation_id)),
+            ("operation_id", escape(&operation.id)),
             ("method", escape(&method.to_uppercase())),
             ("path", escape(path)),
             ("summary", escape(&operation.summary)),
@@ -44,10 +45,10 @@ pub fn render(contract: &Contract, template: &str) -> Result<String> {
             ("example_name", member("name")),
             ("example_tag", member("tag")),
             ("done", prose(&done.description)),
-            ("answer", answer(contract, done)?),
-            ("headers", list(common_headers(contract, operation)?.into_values())),
+            ("answer", answer(contract, done, &common)?),
+            ("headers", list(common.values().cloned())),
             ("error_schema", error_schema(contract, operation)?),
-            ("errors", errors(contract, operation)?),
+            ("errors", errors(contract, operation, &common)?),
         ],
     )
 }
@@ -70,19 +71,19 @@ fn the_operation(contract: &Contract) -> Result<(&str, &str, &Operation)> {
 
 fn credentials(contract: &Contract) -> Result<String> {
     let names = contract.security.iter().flat_map(BTreeMap::keys);
-    let mut html = String::new();
-    for name in names {
-        let scheme = contract.components.security_schemes.get(name);
-        let scheme = scheme.ok_or(format!("there is no {name}"))?;
-        html += &format!(
-            "<p>{} <span class=\"aside\">({}: {} {})</span></p>",
-            prose(&scheme.description),
-            escape(name),
-            escape(&scheme.kind.to_uppercase()),
-            escape(&scheme.scheme),
-        );
-    }
-    Ok(html)
+    names
+        .map(|name| {
+            let scheme = contract.components.security_schemes.get(name);
+            let scheme = scheme.ok_or(format!("there is no {name}"))?;
+            Ok(format!(
+                "<p>{} <span class=\"aside\">({}: {} {})</span></p>",
+                prose(&scheme.description),
+                escape(name),
+                escape(&scheme.kind.to_uppercase()),
+                escape(&scheme.scheme),
+            ))
+        })
+        .collect()
 }
 
 fn json_of(content: &BTreeMap<String, Media>) -> Result<&Media> {
@@ -112,34 +113,42 @@ fn schema(contract: &Contract, schema: &OrRef<Schema>) -> Result<String> {
     let mut members = BTreeMap::new();
     gather(contract, schema, &mut members)?;
     let (must, may): (Vec<_>, Vec<_>) = members.iter().partition(|(_, (must, _))| *must);
-    let mut html = String::from("<dl class=\"members\">");
-    for (name, (must, member)) in must.into_iter().chain(may) {
-        html += &format!(
-            "<div><dt><code>{}</code></dt><dd><span class=\"type\">{}</span> {}<p>{}</p></dd></div>",
-            escape(name),
-            escape(&kind(member)?),
-            required(*must),
-            prose(member.description.as_deref().ok_or("a member says nothing")?),
-        );
-    }
-    html += "</dl>";
-    let name = name.ok_or("a schema has no name")?;
+    let rows: Result<String> = must
+        .into_iter()
+        .chain(may)
+        .map(|(name, (must, member))| {
+            let about = member.description.as_deref();
+            let about = about.ok_or("a member says nothing")?;
+            Ok(row(name, &kind(member)?, *must, about))
+        })
+        .collect();
     Ok(format!(
-        "<h4 class=\"schema\" id=\"{0}\">{0}</h4>{html}",
-        escape(name)
+        "<h4 class=\"schema\" id=\"{0}\">{0}</h4><dl class=\"members\">{1}</dl>",
+        escape(name.ok_or("a schema has no name")?),
+        rows?
     ))
+}
+
+fn row(name: &str, kind: &str, must: bool, about: &str) -> String {
+    format!(
+        "<div><dt><code>{}</code></dt><dd><span class=\"type\">{}</span> {}<p>{}</p></dd></div>",
+        escape(name),
+        escape(kind),
+        required(must),
+        prose(about),
+    )
 }
 
 /// Whether a member must be there, and what it is.
 type Members<'a> = BTreeMap<&'a str, (bool, &'a Schema)>;
 
-fn gather<'a>(
-    contract: &'a Contract,
-    schema: &'a Schema,
-    members: &mut Members<'a>,
-) -> Result<()> {
+fn gather<'a>(contract: &'a Contract, schema: &'a Schema, members: &mut Members<'a>) -> Result<()> {
     for part in &schema.all_of {
-        gather(contract, part.find(&contract.components.schemas)?.1, members)?;
+        gather(
+            contract,
+            part.find(&contract.components.schemas)?.1,
+            members,
+        )?;
     }
     for (name, member) in &schema.properties {
         members.insert(name, (schema.required.contains(name), member));
@@ -148,55 +157,45 @@ fn gather<'a>(
 }
 
 fn kind(schema: &Schema) -> Result<String> {
-    let mut kind = schema.kind.clone().ok_or("a schema has no type")?;
-    if let Some(format) = &schema.format {
-        kind += &format!(" ({format})");
-    }
-    if let Some(minimum) = schema.minimum {
-        kind += &format!(", at least {minimum}");
-    }
-    Ok(kind)
+    let kind = schema.kind.as_deref().ok_or("a schema has no type")?;
+    let format = schema.format.as_ref().map(|format| format!(" ({format})"));
+    let minimum = schema.minimum.map(|least| format!(", at least {least}"));
+    let [format, minimum] = [format, minimum].map(Option::unwrap_or_default);
+    Ok(format!("{kind}{format}{minimum}"))
 }
 
 fn required(must: bool) -> String {
-    let (class, word) = if must {
-        ("required", "required")
-    } else {
-        ("optional", "optional")
-    };
-    format!("<span class=\"{class}\">{word}</span>")
+    let word = if must { "required" } else { "optional" };
+    format!("<span class=\"{word}\">{word}</span>")
 }
 
-fn answer(contract: &Contract, response: &Response) -> Result<String> {
+fn answer(contract: &Contract, response: &Response, common: &Headers<'_>) -> Result<String> {
     let media = json_of(&response.content)?;
     let example = media.example.as_ref().ok_or("the answer has no example")?;
     Ok(format!(
-        "{}<pre><code>{}</code></pre>",
+        "{}<pre><code>{}</code></pre>{}",
         schema(contract, &media.schema)?,
         escape(&spaced(example)),
+        own_headers(contract, response, common)?,
     ))
 }
 
-/// A header as it is shown, under its name.
-fn headers<'a>(contract: &Contract, response: &'a Response) -> Result<BTreeMap<&'a str, String>> {
-    let mut shown = BTreeMap::new();
-    for (name, header) in &response.headers {
+/// Headers as they are shown, each under its name.
+type Headers<'a> = BTreeMap<&'a str, String>;
+
+fn headers<'a>(contract: &Contract, response: &'a Response) -> Result<Headers<'a>> {
+    let shown = response.headers.iter().map(|(name, header)| {
         let (_, header) = header.find(&contract.components.headers)?;
-        let html = format!(
-            "<div><dt><code>{}</code></dt><dd><span class=\"type\">{}</span> {}<p>{}</p></dd></div>",
-            escape(name),
-            escape(&kind(&header.schema)?),
-            required(header.required),
-            prose(&header.description),
-        );
-        shown.insert(&**name, html);
-    }
-    Ok(shown)
+        let kind = format!("header, {}", kind(&header.schema)?);
+        let html = row(name, &kind, header.required, &header.description);
+        Ok((&**name, html))
+    });
+    shown.collect()
 }
 
 /// What every answer has is said once.
-fn common_headers<'a>(contract: &Contract, operation: &'a Operation) -> Result<BTreeMap<&'a str, String>> {
-    let mut common: Option<BTreeMap<_, _>> = None;
+fn common_headers<'a>(contract: &Contract, operation: &'a Operation) -> Result<Headers<'a>> {
+    let mut common: Option<Headers<'_>> = None;
     for response in operation.responses.values() {
         let here = headers(contract, response)?;
         match &mut common {
@@ -205,6 +204,12 @@ fn common_headers<'a>(contract: &Contract, operation: &'a Operation) -> Result<B
         }
     }
     common.ok_or("there are no answers".into())
+}
+
+fn own_headers(contract: &Contract, response: &Response, common: &Headers<'_>) -> Result<String> {
+    let mut own = headers(contract, response)?;
+    own.retain(|name, _| !common.contains_key(name));
+    Ok(list(own.into_values()))
 }
 
 fn list(headers: impl Iterator<Item = String>) -> String {
@@ -234,29 +239,29 @@ fn error_schema(contract: &Contract, operation: &Operation) -> Result<String> {
     shown.ok_or("there are no errors".into())
 }
 
-fn errors(contract: &Contract, operation: &Operation) -> Result<String> {
-    let common = common_headers(contract, operation)?;
-    let mut html = String::new();
-    for (status, response) in refusals(operation) {
-        html += &format!(
-            "<section class=\"status\"><h4><span class=\"code\">{}</span> {}</h4><dl class=\"numbers\">",
+fn errors(contract: &Contract, operation: &Operation, common: &Headers<'_>) -> Result<String> {
+    let status = |(status, response): (&String, &Response)| {
+        let examples = &json_of(&response.content)?.examples;
+        let numbers: Result<String> = examples.iter().map(number).collect();
+        Ok(format!(
+            "<section class=\"status\"><h4><span class=\"code\">{}</span> {}</h4><dl class=\"numbers\">{}</dl>{}</section>",
             escape(status),
-            prose(&response.description)
-        );
-        for (number, example) in &json_of(&response.content)?.examples {
-            let message = example.value["message"].as_str();
-            // Where a status has one number, what is said of the status is said of the number.
-            let meaning = example.summary.as_deref().map(prose).map(|meaning| format!("<p>{meaning}</p>"));
-            html += &format!(
-                "<div id=\"error-{0}\"><dt>{0}</dt><dd>{1}<p class=\"message\">{2}</p></dd></div>",
-                escape(number),
-                meaning.unwrap_or_default(),
-                prose(message.ok_or("an example has no message")?),
-            );
-        }
-        let own = headers(contract, response)?;
-        let own = own.into_iter().filter(|(name, _)| !common.contains_key(name));
-        html += &format!("</dl>{}</section>", list(own.map(|(_, html)| html)));
-    }
-    Ok(html)
+            prose(&response.description),
+            numbers?,
+            own_headers(contract, response, common)?,
+        ))
+    };
+    refusals(operation).map(status).collect()
+}
+
+/// Where a status has one number, what is said of the status is said of the number.
+fn number((number, example): (&String, &Example)) -> Result<String> {
+    let meaning = example.summary.as_deref().map(prose);
+    let message = example.value["message"].as_str();
+    Ok(format!(
+        "<div id=\"error-{0}\"><dt>{0}</dt><dd>{1}<p class=\"message\">{2}</p></dd></div>",
+        escape(number),
+        meaning.map_or(String::new(), |meaning| format!("<p>{meaning}</p>")),
+        escape(message.ok_or("an example has no message")?),
+    ))
 }

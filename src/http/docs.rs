@@ -108,9 +108,9 @@ impl Document {
 
 fn etag_of(text: &str) -> HeaderValue {
     let digest = Sha256::digest(text);
-    let start = digest.iter().take(8);
-    let hexadecimal: String = start.map(|byte| format!("{byte:02x}")).collect();
-    HeaderValue::from_str(&format!("\"{hexadecimal}\"")).expect("hexadecimal digits in quotes")
+    let start = digest.first_chunk().expect("a digest has 32 bytes");
+    let tag = format!("\"{:016x}\"", u64::from_be_bytes(*start));
+    HeaderValue::from_str(&tag).expect("hexadecimal digits in quotes are a header value")
 }
 
 /// Whether the client has it already. A proxy that compresses makes the tag a weak one.

@@ -62,6 +62,8 @@ test("the largest id arrives exactly, and then belongs to its plant", {}, async 
   assert.match(await answer.innerText(), /200 OK\s+{"name":"Welwitschia","tag":"desert"}\s+request id\s+[0-9a-f]{16}\s+took\s+[\d.]+ ms/);
   assert.equal(posts(asked)[0].postData(), `{"id":${LARGEST},"name":"Welwitschia","tag":"desert"}`);
   assert.equal(service.query(`select name, tag from plants where id = ${LARGEST}`), "Welwitschia|desert");
+  await page.setViewportSize({ width: 1360, height: 1080 });
+  await page.evaluate(() => scrollTo(0, 0));
   await photograph(page, "added");
 
   await page.getByLabel("name", { exact: true }).fill("Fern");

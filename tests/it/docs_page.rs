@@ -102,13 +102,21 @@ fn what_a_browser_has_is_not_sent_again_and_what_has_changed_is() {
     for (path, _) in FILES.into_iter().chain(DESCRIPTIONS) {
         let tag = ok(&mut client, path);
         let tag = tag.header("etag").expect("a tag").to_owned();
-        for known in [tag.clone(), format!("W/{tag}"), format!("\"x\", {tag}"), "*".to_owned()] {
+        for known in [
+            tag.clone(),
+            format!("W/{tag}"),
+            format!("\"x\", {tag}"),
+            "*".to_owned(),
+        ] {
             let header = format!("if-none-match: {known}\r\n");
             let answer = client.request(&format!("GET {path}"), &header);
             assert_eq!((answer.status, &*answer.body), (304, ""), "{path}");
             assert_eq!(answer.header("etag"), Some(&*tag));
         }
-        let answer = client.request(&format!("GET {path}"), "if-none-match: \"of-another-version\"\r\n");
+        let answer = client.request(
+            &format!("GET {path}"),
+            "if-none-match: \"of-another-version\"\r\n",
+        );
         assert_eq!(answer.status, 200, "{path}");
         assert!(tags.insert(tag), "{path} has the tag of another file");
     }
@@ -118,7 +126,10 @@ fn what_a_browser_has_is_not_sent_again_and_what_has_changed_is() {
 fn the_page_is_small() {
     let server = Server::start();
     let mut client = server.connect();
-    let bytes: usize = FILES.iter().map(|(path, _)| ok(&mut client, path).body.len()).sum();
+    let bytes: usize = FILES
+        .iter()
+        .map(|(path, _)| ok(&mut client, path).body.len())
+        .sum();
     assert!(bytes < BYTES_MAX, "{bytes} bytes");
 }
 
@@ -127,18 +138,30 @@ fn the_page_has_every_error_of_the_catalogue() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
     for kind in Kind::ALL {
         let number = kind.number();
-        assert!(page.contains(&format!("<div id=\"error-{number}\"><dt>{number}</dt>")), "{number}");
+        assert!(
+            page.contains(&format!("<div id=\"error-{number}\"><dt>{number}</dt>")),
+            "{number}"
+        );
     }
     assert_eq!(page.matches("id=\"error-").count(), Kind::ALL.len());
 }
 
 /// What a reader sees: the text between the tags, spelled out.
 fn text_of(page: &str) -> String {
-    let pieces = page.split('<').map(|piece| piece.split_once('>').map_or("", |(_, text)| text));
+    let pieces = page
+        .split('<')
+        .map(|piece| piece.split_once('>').map_or("", |(_, text)| text));
     let text: String = pieces.collect();
-    [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#39;", "'"), ("&amp;", "&")]
-        .into_iter()
-        .fold(text, |text, (from, to)| text.replace(from, to))
+    [
+        ("`", ""),
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&#39;", "'"),
+        ("&amp;", "&"),
+    ]
+    .into_iter()
+    .fold(text, |text, (from, to)| text.replace(from, to))
 }
 
 /// Every sentence of the contract, every name and every number.
@@ -175,11 +198,16 @@ fn the_page_says_everything_that_the_contract_says() {
         .values()
         .cloned()
         .collect();
-    let schemas = contract["components"]["schemas"].as_object().expect("schemas").clone();
+    let schemas = contract["components"]["schemas"]
+        .as_object()
+        .expect("schemas")
+        .clone();
     let mut sentences: Vec<String> = schemas.keys().cloned().collect();
     said(&contract, &mut sentences);
     assert!(sentences.len() > 100);
-    let operation_id = contract["paths"]["/plants"]["post"]["operationId"].as_str().expect("a name");
+    let operation_id = contract["paths"]["/plants"]["post"]["operationId"]
+        .as_str()
+        .expect("a name");
     assert!(page.contains(&format!("id=\"{operation_id}\"")));
     for sentence in sentences {
         // A type is a word, an object is shown as its members, the address is where the page is.
@@ -193,7 +221,10 @@ fn nothing_of_the_contract_can_become_a_part_of_the_page() {
     let hostile = r#"</p><script>alert("1")</script> & 'x' `<b>`"#;
     for html in [html::escape(hostile), html::prose(hostile)] {
         assert!(!html.contains("<script") && !html.contains("<b>") && !html.contains(['"', '\'']));
-        assert!(html.contains("&lt;/p&gt;&lt;script&gt;alert(&quot;1&quot;)"), "{html}");
+        assert!(
+            html.contains("&lt;/p&gt;&lt;script&gt;alert(&quot;1&quot;)"),
+            "{html}"
+        );
     }
     assert_eq!(html::prose("a `b` c"), "a <code>b</code> c");
     assert_eq!(html::prose("a ` c"), "a ` c");

@@ -27,11 +27,13 @@ function shellQuoted(text) {
 }
 
 function showCurl() {
+  const text = body();
   at("curl").textContent = [
     `curl ${shellQuoted(url)}`,
     `-H "Authorization: Bearer $TOKEN"`,
     `-H 'Content-Type: application/json'`,
-    `--data-raw ${shellQuoted(body())}`,
+    // For `-d`, what begins with @ is the name of a file.
+    `${text.startsWith("@") ? "--data-raw" : "-d"} ${shellQuoted(text)}`,
   ].join(" \\\n  ");
 }
 
