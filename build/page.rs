@@ -244,7 +244,7 @@ fn errors(contract: &Contract, operation: &Operation, common: &Headers<'_>) -> R
         let examples = &json_of(&response.content)?.examples;
         let numbers: Result<String> = examples.iter().map(number).collect();
         Ok(format!(
-            "<section class=\"status\"><h4><span class=\"code\">{}</span> {}</h4><dl class=\"numbers\">{}</dl>{}</section>",
+            "<section class=\"status\"><h4><span class=\"code\">{}</span> <span>{}</span></h4><dl class=\"numbers\">{}</dl>{}</section>",
             escape(status),
             prose(&response.description),
             numbers?,
