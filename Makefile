@@ -9,19 +9,19 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
 ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching::
 
-.PHONY: test check setup fmt lint docs deny advisories build it faults-share faults schemathesis bench bench-growth instructions bench-build clean
+.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth instructions bench-build clean
 
-test: setup check deny it faults-share schemathesis
+test: setup check deny it browser faults-share schemathesis
 	@echo "all is well"
 
 # What needs nothing but the crates.
 check: fmt lint docs
 
 # Installs what the tests run: curl and sqlite3 (the README's commands), strace, libfaketime, PostgreSQL and HAProxy
-# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics). A share of the faults mounts a small file system, which
-# needs root, or sudo.
+# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), Node and Chromium (the docs page). A
+# share of the faults mounts a small file system, which needs root, or sudo.
 setup: $(TOOLS)/bin/promtool
-	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv
+	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv nodejs npm chromium
 
 fmt:
 	$(CARGO) fmt --check
@@ -53,6 +53,10 @@ build:
 it: build
 	$(CARGO) test --locked
 	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: operations::
+
+# The docs page in a real browser. What it looked like is then in target/docs-page.
+browser: build
+	tests/browser/run $(TARGET)/release/plantstore $(TARGET)/docs-page
 
 # A share of the faults, and proof that the suite notices a broken service.
 faults-share:

@@ -1,12 +1,29 @@
-//! Turns the contract, `openapi.yaml`, into the JSON that `/openapi.json` serves: one source, two
-//! spellings.
+//! Turns the contract, `openapi.yaml`, into what is served beside it: the JSON of `/openapi.json` and the
+//! page of `/docs`. One source, three spellings.
+
+#[path = "build/contract.rs"]
+mod contract;
+#[path = "build/html.rs"]
+mod html;
+#[path = "build/page.rs"]
+mod page;
 
 use std::{env, error::Error, fs, path::Path};
 
+const TEMPLATE: &str = "src/http/docs/page.html";
+
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed=openapi.yaml");
+    for source in ["openapi.yaml", TEMPLATE, "build.rs", "build"] {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    let out = env::var("OUT_DIR")?;
     let contract: serde_json::Value = serde_saphyr::from_str(&fs::read_to_string("openapi.yaml")?)?;
     let json = serde_json::to_string_pretty(&contract)? + "\n";
-    fs::write(Path::new(&env::var("OUT_DIR")?).join("openapi.json"), json)?;
+    fs::write(Path::new(&out).join("openapi.json"), json)?;
+    let page = page::render(
+        &serde_json::from_value(contract)?,
+        &fs::read_to_string(TEMPLATE)?,
+    )?;
+    fs::write(Path::new(&out).join("page.html"), page)?;
     Ok(())
 }

@@ -31,7 +31,13 @@ pub fn router(parts: Parts) -> Router {
     let routes = Router::new()
         .route("/plants", post(create_plant::create_plant))
         .route("/openapi.json", get(docs::openapi_json))
-        .route("/openapi.yaml", get(docs::openapi_yaml));
+        .route("/openapi.yaml", get(docs::openapi_yaml))
+        .route("/", get(docs::to_page))
+        .route("/docs", get(docs::page))
+        .route("/docs/", get(docs::up_to_page))
+        .route("/docs/page.css", get(docs::style))
+        .route("/docs/page.js", get(docs::script))
+        .route("/docs/icon.svg", get(docs::icon));
     complete(routes, parts)
 }
 

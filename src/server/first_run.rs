@@ -59,7 +59,8 @@ pub(super) fn greet(token_path: &Path, address: SocketAddr) {
         "\nThis is a new store. Its first token is in {path}. Add a plant:\n\n\
          curl http://{address}/plants -H \"Authorization: Bearer $(cat {path})\" \
          -H 'Content-Type: application/json' \
-         -d '{{\"id\":1,\"name\":\"Monstera\",\"tag\":\"indoor\"}}'\n\n"
+         -d '{{\"id\":1,\"name\":\"Monstera\",\"tag\":\"indoor\"}}'\n\n\
+         or in a browser: http://{address}/docs\n\n"
     );
     telemetry::say(greeting);
 }

@@ -152,7 +152,7 @@ fn a_log_that_nobody_reads_holds_up_nothing_not_even_the_end() {
     let mut client = client.expect("a connection");
     // More than a pipe holds.
     for _ in 0..2000 {
-        assert_eq!(client.request("GET /", "").status, 404);
+        assert_eq!(client.request("GET /nothing", "").status, 404);
     }
     drop(client);
     let killed = std::process::Command::new("kill")

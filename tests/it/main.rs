@@ -5,6 +5,7 @@ mod command_line;
 mod contract;
 mod damage;
 mod defects;
+mod docs_page;
 mod errors;
 mod faults;
 mod first_run;

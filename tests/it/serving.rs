@@ -117,7 +117,7 @@ fn sigterm_and_ctrl_c_answer_what_was_accepted_and_end_with_0() {
         let mut half_way = server.connect();
         half_way.send(most);
         let mut idle = server.connect();
-        assert_eq!(idle.request("GET /", "").status, 404);
+        assert_eq!(idle.request("GET /nothing", "").status, 404);
 
         server.signal(signal);
         server.wait_for_line(|line| line["message"] == "draining");

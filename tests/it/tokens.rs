@@ -184,7 +184,7 @@ fn a_token_is_nowhere_but_with_its_owner() {
     assert_eq!(server.connect().add(token, BODY).status, 200);
     assert_eq!(server.connect().add(&token[..41], BODY).error(), 40101);
     let answer = server.connect().request(
-        &format!("GET /?token={token}"),
+        &format!("GET /nothing?token={token}"),
         &format!("x-request-id: {token}!\r\n"),
     );
     assert_eq!(answer.status, 404);

@@ -127,6 +127,13 @@ impl Client {
         }
     }
 
+    /// All that comes until the server hangs up.
+    pub fn everything(&mut self) -> String {
+        let mut text = String::new();
+        self.stream.read_to_string(&mut text).expect("it hangs up");
+        text
+    }
+
     /// Whether nothing arrives, and nobody hangs up, for so long.
     pub fn is_silent_for(&mut self, time: Duration) -> bool {
         let stream = self.stream.get_ref();

@@ -324,7 +324,7 @@ impl Server {
 
     /// Waits until what was connected before is accepted: connections are accepted in order.
     pub fn wait_for_connection(&self) {
-        assert_eq!(self.connect().request("GET /", "").status, 404);
+        assert_eq!(self.connect().request("GET /nothing", "").status, 404);
     }
 
     /// Ends it as a power switch would, but for the page cache.

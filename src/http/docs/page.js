@@ -1,0 +1,176 @@
+// "Try it": sends what was typed, as it was typed, and shows what came back. The service is the judge of
+// it, so nothing is checked here. A number never becomes a number of JavaScript, which would round it;
+// the token goes into the Authorization header and nowhere else.
+"use strict";
+
+const PATIENCE_MS = 60_000;
+const at = (id) => document.getElementById(id);
+const url = new URL("plants", document.baseURI).href;
+let sending = false;
+
+function bodyOfFields() {
+  const members = [];
+  // Nothing typed is no id. Anything else stands in the body as it was typed.
+  const id = at("id").value.trim();
+  if (id !== "") members.push(`"id":${id}`);
+  members.push(`"name":${JSON.stringify(at("name").value)}`);
+  if (at("has-tag").checked) members.push(`"tag":${JSON.stringify(at("tag").value)}`);
+  return `{${members.join(",")}}`;
+}
+
+function body() {
+  return at("as-json").checked ? at("raw").value : bodyOfFields();
+}
+
+function shellQuoted(text) {
+  return /^[\w/.:[\]-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function showCurl() {
+  const text = body();
+  at("curl").textContent = [
+    `curl ${shellQuoted(url)}`,
+    `-H "Authorization: Bearer $TOKEN"`,
+    `-H 'Content-Type: application/json'`,
+    // For `-d`, what begins with @ is the name of a file.
+    `${text.startsWith("@") ? "--data-raw" : "-d"} ${shellQuoted(text)}`,
+  ].join(" \\\n  ");
+}
+
+function element(name, className, ...children) {
+  const made = document.createElement(name);
+  made.className = className;
+  made.append(...children);
+  return made;
+}
+
+function showAnswer(className, ...children) {
+  at("answer").className = `answer ${className}`;
+  at("answer").replaceChildren(...children);
+  at("answer").hidden = false;
+  at("answer").scrollIntoView({ block: "nearest" });
+}
+
+function showNoAnswer(verdict, sentence) {
+  showAnswer("bad", element("p", "verdict", verdict), element("p", "sentence", sentence));
+}
+
+// What an Error has, if it is one.
+function errorIn(text) {
+  try {
+    const { error, message } = JSON.parse(text);
+    return Number.isInteger(error) && typeof message === "string" ? { error, message } : null;
+  } catch {
+    return null;
+  }
+}
+
+function showResponse(response, text, took) {
+  const error = response.ok ? null : errorIn(text);
+  const verdict = element("p", "verdict", element("strong", "", `${response.status} ${response.statusText}`));
+  const children = [verdict];
+  if (error) {
+    const number = element("a", "number", `error ${error.error}`);
+    number.href = `#error-${error.error}`;
+    verdict.append(" ", number);
+    children.push(element("p", "sentence", error.message));
+  } else {
+    children.push(element("pre", "", element("code", "", text)));
+  }
+  const facts = element("dl", "facts");
+  const fact = (name, value) => {
+    if (value) facts.append(element("div", "", element("dt", "", name), element("dd", "", value)));
+  };
+  fact("request id", response.headers.get("x-request-id"));
+  fact("retry after", response.headers.get("retry-after") && `${response.headers.get("retry-after")} s`);
+  fact("took", `${took < 10 ? took.toFixed(1) : Math.round(took)} ms`);
+  showAnswer(response.ok ? "good" : "bad", ...children, facts);
+}
+
+async function send() {
+  const headers = new Headers({ "Content-Type": "application/json" });
+  const token = at("token").value.trim();
+  try {
+    if (token !== "") headers.set("Authorization", `Bearer ${token}`);
+  } catch {
+    showNoAnswer("Not sent", "The token has characters that no header can carry; paste it again.");
+    return;
+  }
+  const start = performance.now();
+  try {
+    const response = await fetch(url, {
+      method: "POST",
+      headers,
+      body: body(),
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+      signal: AbortSignal.timeout(PATIENCE_MS),
+    });
+    const text = await response.text();
+    showResponse(response, text, performance.now() - start);
+  } catch (failure) {
+    const why =
+      failure.name === "TimeoutError"
+        ? `There was none within ${PATIENCE_MS / 1000} s.`
+        : "The service cannot be reached, or the connection broke.";
+    showNoAnswer("No answer", `${why} The plant may or may not be stored; to add it again is always safe.`);
+  }
+}
+
+function showSending(now) {
+  sending = now;
+  // Not `disabled`, which would take the focus away from who came by keyboard.
+  at("send").setAttribute("aria-disabled", String(now));
+  at("send").textContent = now ? "Adding…" : "Add the plant";
+  at("answer").setAttribute("aria-busy", String(now));
+}
+
+at("form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  if (sending) return;
+  showSending(true);
+  try {
+    await send();
+  } finally {
+    showSending(false);
+  }
+});
+
+function showForm() {
+  const json = at("as-json").checked;
+  at("json").hidden = !json;
+  at("fields").hidden = json;
+  at("tag").disabled = !at("has-tag").checked;
+  showCurl();
+}
+
+at("form").addEventListener("input", showForm);
+at("as-json").addEventListener("change", () => {
+  at("raw").value = bodyOfFields();
+  showForm();
+});
+
+at("reveal").addEventListener("click", () => {
+  const reveal = at("token").type === "password";
+  at("token").type = reveal ? "text" : "password";
+  at("reveal").setAttribute("aria-pressed", String(reveal));
+});
+
+at("copy").addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText(at("curl").textContent);
+    at("copy").textContent = "Copied";
+  } catch {
+    // Without TLS a browser gives no clipboard to a page.
+    getSelection().selectAllChildren(at("curl"));
+    at("copy").textContent = "Selected";
+  }
+});
+at("copy").addEventListener("blur", () => {
+  at("copy").textContent = "Copy";
+});
+
+at("form").hidden = false;
+at("copy").hidden = false;
+showForm();

@@ -1,0 +1,306 @@
+// Facts about the docs page, found out by reading it.
+
+import assert from "node:assert/strict";
+import { execFile, execFileSync } from "node:child_process";
+import { join } from "node:path";
+import { after, before, test as fact } from "node:test";
+import { promisify } from "node:util";
+
+import { add, contrast, launch, overflow, posts, read, violations } from "./reader.js";
+import { startService } from "./service.js";
+
+const LARGEST = "9223372036854775807";
+const CONTRAST_MIN = 4.5;
+const WIDE = { width: 1360, height: 900 };
+const NARROW = { width: 360, height: 740 };
+
+let service;
+let browser;
+
+before(async () => {
+  service = await startService();
+  browser = await launch();
+});
+
+after(async () => {
+  await browser?.close();
+  await service?.stop();
+});
+
+// A test with a page of its own, which must have nothing to complain of and must ask nobody else.
+function test(name, options, steps) {
+  fact(name, { timeout: 60_000 }, async () => {
+    const reader = await read(browser, service, options);
+    try {
+      await steps(reader);
+      assert.deepEqual(reader.complaints, []);
+      for (const request of reader.asked) assert.equal(new URL(request.url()).origin, service.origin);
+    } finally {
+      await reader.close();
+    }
+  });
+}
+
+const photograph = (page, name, options) =>
+  page.screenshot({ path: join(process.env.SCREENSHOTS, `${name}.png`), ...options });
+
+test("the root leads to the page, which loads its own files and no others", { path: "/" }, async ({ page, asked }) => {
+  assert.equal(page.url(), `${service.origin}/docs`);
+  assert.match(await page.title(), /Plant Store/);
+  const paths = asked.map((request) => new URL(request.url()).pathname);
+  const files = ["/", "/docs", "/docs/icon.svg", "/docs/page.css", "/docs/page.js"];
+  // A headless browser shows no icon, and may not ask for it.
+  assert.deepEqual([...new Set([...paths, "/docs/icon.svg"])].sort(), files);
+});
+
+test("the largest id arrives exactly, and then belongs to its plant", {}, async ({ page, asked }) => {
+  await page.getByLabel("Token").fill(service.token);
+  await page.getByLabel("id", { exact: true }).fill(LARGEST);
+  await page.getByLabel("name", { exact: true }).fill("Welwitschia");
+  await page.getByLabel("tag", { exact: true }).fill("desert");
+  const answer = await add(page);
+  assert.match(await answer.innerText(), /200 OK\s+{"name":"Welwitschia","tag":"desert"}\s+request id\s+[0-9a-f]{16}\s+took\s+[\d.]+ ms/);
+  assert.equal(posts(asked)[0].postData(), `{"id":${LARGEST},"name":"Welwitschia","tag":"desert"}`);
+  assert.equal(service.query(`select name, tag from plants where id = ${LARGEST}`), "Welwitschia|desert");
+  await page.setViewportSize({ width: 1360, height: 1080 });
+  await page.evaluate(() => scrollTo(0, 0));
+  await photograph(page, "added");
+
+  await page.getByLabel("name", { exact: true }).fill("Fern");
+  await add(page);
+  assert.match(await answer.innerText(), /400 Bad Request\s+error 40009\s+The id belongs to a different plant/);
+  assert.equal(service.query(`select name from plants where id = ${LARGEST}`), "Welwitschia");
+});
+
+test("what is typed is sent as it is typed", {}, async ({ page, asked }) => {
+  await page.getByLabel("Token").fill(service.token);
+  const sent = async () => {
+    await add(page);
+    return posts(asked).at(-1).postData();
+  };
+  await page.getByLabel("id", { exact: true }).fill("-9223372036854775808.0");
+  await page.getByLabel("name", { exact: true }).fill('"\\ \u0000 é 🌿');
+  await page.getByLabel("tag", { exact: true }).fill("");
+  assert.equal(await sent(), '{"id":-9223372036854775808.0,"name":"\\"\\\\ \\u0000 é 🌿","tag":""}');
+  await page.getByLabel("send a tag").uncheck();
+  await page.getByLabel("id", { exact: true }).fill("");
+  assert.equal(await sent(), '{"name":"\\"\\\\ \\u0000 é 🌿"}');
+  await page.getByLabel("id", { exact: true }).fill("twelve");
+  assert.match(await sent(), /^{"id":twelve,/);
+
+  await page.getByLabel("JSON").check();
+  const raw = page.getByLabel("The body, sent as it stands");
+  assert.match(await raw.inputValue(), /^{"id":twelve,/);
+  await raw.fill('  {"id": 12345678901234567890123, "name": }\n');
+  assert.equal(await sent(), '  {"id": 12345678901234567890123, "name": }\n');
+  assert.match(await page.getByRole("status").innerText(), /error 40001/);
+  await raw.fill('{"id":10000000000000001e0,"name":"x"}');
+  await sent();
+  assert.equal(service.query("select name from plants where id = 10000000000000001"), "x");
+});
+
+test("a 400 is legible: number and sentence, in view, in contrast", {}, async ({ page }) => {
+  for (const viewport of [WIDE, NARROW]) {
+    await page.setViewportSize(viewport);
+    await page.getByLabel("Token").fill(service.token);
+    await page.getByLabel("id", { exact: true }).fill("1.5");
+    const answer = await add(page);
+    const number = answer.getByText("40002");
+    const sentence = answer.getByText("The body is not a plant: id: ");
+    for (const text of [number, sentence]) {
+      const box = await text.boundingBox();
+      assert.ok(box.y >= 0 && box.y + box.height <= viewport.height, JSON.stringify(box));
+      assert.ok(box.x >= 0 && box.x + box.width <= viewport.width, JSON.stringify(box));
+      assert.ok((await contrast(text)) >= CONTRAST_MIN);
+    }
+    assert.ok(parseFloat(await sentence.evaluate((at) => getComputedStyle(at).fontSize)) >= 16);
+    assert.equal(await overflow(page), 0);
+    await photograph(page, viewport === WIDE ? "refused" : "refused-narrow");
+  }
+  await page.getByRole("status").getByRole("link").click();
+  const row = page.locator("#error-40002");
+  assert.match(await row.innerText(), /not a NewPlant/);
+  const { y } = await row.boundingBox();
+  assert.ok(y >= 0 && y < NARROW.height, String(y));
+});
+
+test("a wrong token is shown as 401, and none as well", {}, async ({ page, asked }) => {
+  const answer = await add(page);
+  assert.match(await answer.innerText(), /401 Unauthorized\s+error 40100\s+This needs a token/);
+  assert.equal(posts(asked)[0].headers().authorization, undefined);
+  await page.getByLabel("Token").fill("plant_wrong");
+  await add(page);
+  assert.match(await answer.innerText(), /401 Unauthorized\s+error 40101\s+The token is unknown/);
+  await page.getByLabel("Token").fill("pflänzchen✿");
+  await add(page);
+  assert.match(await answer.innerText(), /Not sent\s+The token has characters/);
+  assert.equal(posts(asked).length, 2);
+});
+
+test("a token goes into its header and nowhere else", {}, async ({ page, asked }) => {
+  await page.getByLabel("Token").fill(` ${service.token} `);
+  await page.getByLabel("id", { exact: true }).fill("77");
+  await add(page);
+  const [post] = posts(asked);
+  assert.equal(post.headers().authorization, `Bearer ${service.token}`);
+  for (const request of asked) assert.ok(!request.url().includes(service.token));
+  assert.ok(!(post.postData() ?? "").includes(service.token));
+  assert.ok(!(await page.locator("body").innerText()).includes(service.token));
+  const kept = await page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie, location.href]);
+  assert.deepEqual(kept, [0, 0, "", `${service.origin}/docs`]);
+  await page.reload();
+  assert.equal(await page.getByLabel("Token").inputValue(), "");
+});
+
+test("everything can be done by keyboard", {}, async ({ page }) => {
+  const press = (key) => page.keyboard.press(key);
+  const focused = () => page.evaluate(() => document.activeElement.id || document.activeElement.textContent);
+  await press("Tab");
+  assert.equal(await focused(), "Skip to trying it");
+  assert.ok((await page.getByText("Skip to trying it").boundingBox()).y >= 0);
+  await press("Enter");
+  await press("Tab");
+  assert.equal(await focused(), "token");
+  await page.keyboard.type(service.token);
+  const order = ["reveal", "as-fields", "id", "name", "tag", "has-tag", "send"];
+  for (const id of order) {
+    await press("Tab");
+    assert.equal(await focused(), id);
+    const ring = await page.evaluate(() => getComputedStyle(document.activeElement).outlineStyle);
+    assert.equal(ring, "solid", id);
+    if (id === "id") await page.keyboard.type("4711");
+  }
+  await press("Enter");
+  await page.getByText("200 OK").waitFor();
+  // The focus is where it was, and the rest of the page still lies ahead.
+  assert.equal(await focused(), "send");
+  await press("Tab");
+  assert.equal(await focused(), "copy");
+  assert.equal(service.query("select name from plants where id = 4711"), "Monstera");
+
+  // Enter in a field sends, too.
+  await page.getByLabel("name", { exact: true }).focus();
+  await page.keyboard.type("Fern");
+  await press("Enter");
+  await page.getByText("error 40009").waitFor();
+  await page.getByLabel("fields", { exact: true }).focus();
+  await press("ArrowRight");
+  await page.getByLabel("The body, sent as it stands").waitFor();
+});
+
+test("while a plant is being added it cannot be added again", {}, async ({ page, asked }) => {
+  let release;
+  const held = new Promise((resolve) => (release = resolve));
+  await page.route("**/plants", async (route) => {
+    await held;
+    await route.continue();
+  });
+  await page.getByLabel("Token").fill(service.token);
+  await page.getByLabel("id", { exact: true }).fill("88");
+  await page.getByLabel("id", { exact: true }).press("Enter");
+  const button = page.getByRole("button", { name: "Adding…" });
+  await button.waitFor();
+  assert.equal(await button.getAttribute("aria-disabled"), "true");
+  await button.click({ force: true });
+  await page.getByLabel("id", { exact: true }).press("Enter");
+  release();
+  await page.getByText("200 OK").waitFor();
+  assert.equal(posts(asked).length, 1);
+  assert.equal(await page.getByRole("button", { name: "Add the plant" }).getAttribute("aria-disabled"), "false");
+});
+
+test("that no answer came is told", {}, async ({ page, complaints }) => {
+  await page.route("**/plants", (route) => route.abort("connectionreset"));
+  const answer = await add(page);
+  assert.match(await answer.innerText(), /No answer\s+The service cannot be reached, .* to add it again is always safe/);
+  assert.equal(complaints.length, 1);
+  assert.match(complaints.pop(), /ERR_CONNECTION_RESET/);
+});
+
+test("the curl line does what the button does", { permissions: ["clipboard-read", "clipboard-write"] }, async ({ page }) => {
+  const name = "O'Hara's $HOME `fern` \\ \"x\" 🌿 <img src=x>";
+  await page.getByLabel("id", { exact: true }).fill("99");
+  await page.getByLabel("name", { exact: true }).fill(name);
+  await page.getByRole("button", { name: "Copy" }).click();
+  await page.getByRole("button", { name: "Copied" }).waitFor();
+  const line = await page.evaluate(() => navigator.clipboard.readText());
+  const env = { ...process.env, TOKEN: service.token, no_proxy: "127.0.0.1" };
+  const { stdout } = await promisify(execFile)("bash", ["-euc", line], { env });
+  assert.deepEqual(JSON.parse(stdout), { name, tag: "indoor" });
+
+  // The same plant again is 200; what it is called is text, and not a part of the page.
+  await page.getByLabel("Token").fill(service.token);
+  const answer = await add(page);
+  assert.match(await answer.innerText(), /200 OK/);
+  assert.equal(JSON.parse(await answer.locator("pre").innerText()).name, name);
+  assert.equal(await page.locator("img").count(), 0);
+});
+
+fact("the policy keeps out other hosts and whatever is injected", { timeout: 60_000 }, async () => {
+  const reader = await read(browser, service);
+  const kept_out = await reader.page.evaluate(async () => {
+    const found = [];
+    document.addEventListener("securitypolicyviolation", (event) => found.push(event.effectiveDirective));
+    await fetch("https://example.com/").catch(() => {});
+    const script = document.createElement("script");
+    script.textContent = "window.injected = true";
+    const style = document.createElement("style");
+    style.textContent = "body { display: none }";
+    const frame = document.createElement("iframe");
+    frame.src = "/docs";
+    document.body.append(script, style, frame);
+    await new Promise((resolve) => setTimeout(resolve, 0));
+    while (found.length < 4) await new Promise((resolve) => requestAnimationFrame(resolve));
+    return { found: found.sort(), injected: "injected" in window };
+  });
+  assert.deepEqual(kept_out, { found: ["connect-src", "frame-src", "script-src-elem", "style-src-elem"], injected: false });
+  for (const request of reader.asked) assert.equal(new URL(request.url()).origin, service.origin);
+  await reader.close();
+});
+
+for (const scheme of ["light", "dark"]) {
+  for (const [name, viewport] of Object.entries({ wide: WIDE, narrow: NARROW, tiny: { width: 320, height: 640 } })) {
+    test(`${name} and ${scheme}, it fits, is in contrast, and axe has nothing against it`, { viewport, colorScheme: scheme }, async ({ page }) => {
+      await page.getByLabel("Token").fill(service.token);
+      await page.getByLabel("id", { exact: true }).fill("1");
+      await photograph(page, `${name}-${scheme}`);
+      await photograph(page, `${name}-${scheme}-whole`, { fullPage: true });
+      assert.equal(await overflow(page), 0);
+      assert.deepEqual(await violations(page), []);
+      const texts = [".lead", ".meta", ".summary", "nav a", ".hint", ".field label", "#send", "#id", "pre code", ".type", ".required", ".numbers dt", ".numbers .message", ".status .code"];
+      for (const text of texts) {
+        const found = await contrast(page.locator(text).first());
+        assert.ok(found >= CONTRAST_MIN, `${text}: ${found}`);
+      }
+      await add(page);
+      await page.getByLabel("JSON").check();
+      assert.deepEqual(await violations(page), []);
+      const paper = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+      const brightness = paper.match(/\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 3;
+      assert.ok(scheme === "dark" ? brightness < 60 : brightness > 200, paper);
+    });
+  }
+}
+
+test("wide, the form stands beside the operation; narrow, below it", {}, async ({ page }) => {
+  const boxes = async () => [await page.locator("#createPlant").boundingBox(), await page.locator("#try").boundingBox()];
+  let [operation, form] = await boxes();
+  assert.ok(form.x >= operation.x + operation.width);
+  await page.setViewportSize(NARROW);
+  [operation, form] = await boxes();
+  assert.ok(form.y >= operation.y + operation.height);
+});
+
+test("without JavaScript it reads just as well", { javaScriptEnabled: false }, async ({ page }) => {
+  const text = await page.locator("body").innerText();
+  for (const part of ["POST", "/plants", "NewPlant", "int64", "40002", "50302", "curl http://", "curl does not"]) {
+    assert.ok(text.includes(part), part);
+  }
+  assert.equal(await page.getByRole("button").count(), 0);
+  await photograph(page, "without-javascript");
+});
+
+fact("what it is tested with names no registry", () => {
+  const lock = execFileSync("cat", ["package-lock.json"], { encoding: "utf8" });
+  assert.ok(lock.includes('"integrity"') && !lock.includes("resolved"));
+});

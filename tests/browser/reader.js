@@ -1,0 +1,78 @@
+// Someone who reads the page in a Chromium of Debian, and notes whatever goes wrong in it.
+
+import { createRequire } from "node:module";
+
+import { chromium } from "playwright-core";
+
+const axe = createRequire(import.meta.url).resolve("axe-core/axe.min.js");
+
+export function launch() {
+  return chromium.launch({
+    executablePath: process.env.CHROMIUM,
+    // Root cannot have the sandbox. No name but ours is ever resolved.
+    args: ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
+    chromiumSandbox: process.getuid() !== 0,
+  });
+}
+
+// A page at `path`, and what it asked for and complained of.
+export async function read(browser, service, { path = "/docs", ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width: 1360, height: 900 }, ...options });
+  const page = await context.newPage();
+  const asked = [];
+  const complaints = [];
+  page.on("request", (request) => asked.push(request));
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  page.on("console", (message) => {
+    // That an answer was a 400 is no complaint of the page.
+    if (!message.text().startsWith("Failed to load resource: the server responded")) {
+      complaints.push(`${message.type()}: ${message.text()}`);
+    }
+  });
+  if (options.javaScriptEnabled !== false) await page.addInitScript({ path: axe });
+  await page.goto(service.origin + path);
+  return { page, asked, complaints, close: () => context.close() };
+}
+
+export const posts = (asked) => asked.filter((request) => request.method() === "POST");
+
+// Adds what is in the form, and waits for what is said of it.
+export async function add(page) {
+  await page.getByRole("button", { name: "Add the plant" }).click();
+  const answer = page.getByRole("status");
+  await answer.waitFor();
+  await page.waitForSelector("#answer[aria-busy=false]");
+  return answer;
+}
+
+// The contrast of an element's text with what is behind it, as WCAG 2 reckons it.
+export function contrast(locator) {
+  return locator.evaluate((element) => {
+    const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const pixel = (colours) => {
+      for (const colour of colours) {
+        context.fillStyle = colour;
+        context.fillRect(0, 0, 1, 1);
+      }
+      return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    };
+    const luminance = (rgb) => {
+      const [r, g, b] = rgb.map((value) => value / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = [];
+    for (let at = element; at; at = at.parentElement) behind.unshift(getComputedStyle(at).backgroundColor);
+    const paper = luminance(pixel(behind));
+    const ink = luminance(pixel([...behind, getComputedStyle(element).color]));
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  });
+}
+
+export const overflow = (page) =>
+  page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+
+// What axe has to say against the page.
+export async function violations(page) {
+  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(" | ")}`);
+}

@@ -1,0 +1,45 @@
+// A plantstore on a free port with a store that is thrown away.
+
+import { execFileSync, spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+
+const STOP_TIMEOUT_MS = 20_000;
+
+export async function startService() {
+  const directory = mkdtempSync(join(tmpdir(), "plantstore-browser-"));
+  const others = Object.entries(process.env).filter(([name]) => !name.startsWith("PLANTSTORE_"));
+  const env = { ...Object.fromEntries(others), PLANTSTORE_LISTEN: "127.0.0.1:0", PLANTSTORE_OPS_LISTEN: "127.0.0.1:0" };
+  const options = { cwd: directory, env, stdio: ["ignore", "ignore", "pipe"] };
+  const child = spawn(process.env.BINARY_UNDER_TEST, ["serve"], options);
+  const ended = once(child, "exit");
+  const log = [];
+  const address = await new Promise((resolve, reject) => {
+    const lines = createInterface({ input: child.stderr });
+    lines.on("line", (line) => {
+      log.push(line);
+      const listening = line.startsWith("{") && JSON.parse(line).message === "listening";
+      if (listening) resolve(JSON.parse(line).address);
+    });
+    lines.on("close", () => reject(new Error(`it does not listen:\n${log.join("\n")}`)));
+    child.on("error", reject);
+  });
+  return {
+    origin: `http://${address}`,
+    token: readFileSync(join(directory, "plantstore.token"), "utf8").trim(),
+    log,
+    // What is stored, looked at from outside.
+    query: (sql) => execFileSync("sqlite3", [join(directory, "plantstore.db"), sql], { encoding: "utf8" }).trim(),
+    async stop() {
+      child.kill("SIGTERM");
+      const late = setTimeout(() => child.kill("SIGKILL"), STOP_TIMEOUT_MS);
+      const [code] = await ended;
+      clearTimeout(late);
+      rmSync(directory, { recursive: true });
+      if (code !== 0) throw new Error(`the service ended with ${code}:\n${log.join("\n")}`);
+    },
+  };
+}

@@ -1,0 +1,237 @@
+//! The docs page as it is served: all of the contract, escaped, with headers that keep everything else
+//! out. What a browser makes of it is tested in `tests/browser/`.
+
+#[path = "../../build/html.rs"]
+mod html;
+
+use std::collections::BTreeSet;
+
+use plantstore::http::docs::OPENAPI_YAML;
+use plantstore::http::error::Kind;
+use serde_json::Value;
+
+use crate::harness::{Answer, Client, Server};
+
+const FILES: [(&str, &str); 4] = [
+    ("/docs", "text/html; charset=utf-8"),
+    ("/docs/page.css", "text/css; charset=utf-8"),
+    ("/docs/page.js", "text/javascript; charset=utf-8"),
+    ("/docs/icon.svg", "image/svg+xml"),
+];
+
+const DESCRIPTIONS: [(&str, &str); 2] = [
+    ("/openapi.json", "application/json"),
+    ("/openapi.yaml", "application/yaml"),
+];
+
+/// Enough for the page, its style, its script and its icon together.
+const BYTES_MAX: usize = 64 << 10;
+
+fn ok(client: &mut Client, path: &str) -> Answer {
+    let answer = client.request(&format!("GET {path}"), "");
+    assert_eq!(answer.status, 200, "{path}");
+    answer
+}
+
+#[test]
+fn the_root_leads_to_the_page_whatever_a_proxy_puts_before_it() {
+    let server = Server::start();
+    let mut client = server.connect();
+    for (path, target) in [("/", "docs"), ("/docs/", "../docs"), ("/?x=y", "docs")] {
+        for method in ["GET", "HEAD"] {
+            let answer = client.request(&format!("{method} {path}"), "");
+            assert_eq!(answer.status, 307, "{path}");
+            assert_eq!(answer.header("location"), Some(target), "{path}");
+            assert!(answer.header("x-request-id").is_some());
+        }
+    }
+    // Every address on the page is relative, too.
+    let page = ok(&mut client, "/docs").body;
+    for attribute in ["href=\"", "src=\""] {
+        for address in page.split(attribute).skip(1) {
+            assert!(!address.starts_with('/'), "{}", &address[..20]);
+            assert!(!address.starts_with("http"), "{}", &address[..20]);
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_and_what_it_may_do() {
+    let server = Server::start();
+    let mut client = server.connect();
+    for (path, media_type) in FILES.into_iter().chain(DESCRIPTIONS) {
+        let answer = ok(&mut client, path);
+        for (header, value) in [
+            ("content-type", media_type),
+            (
+                "content-security-policy",
+                "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                 base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+            ),
+            ("x-content-type-options", "nosniff"),
+            ("referrer-policy", "no-referrer"),
+            ("cache-control", "no-cache"),
+        ] {
+            assert_eq!(answer.header(header), Some(value), "{path}");
+        }
+    }
+}
+
+#[test]
+fn head_is_answered_as_get_but_for_the_body() {
+    let server = Server::start();
+    for (path, _) in FILES.into_iter().chain(DESCRIPTIONS) {
+        let text = ok(&mut server.connect(), path).body;
+        let mut client = server.connect();
+        client.send(format!(
+            "HEAD {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        ));
+        let head = client.everything();
+        let length = format!("content-length: {}\r\n", text.len());
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains(&length), "{head}");
+        assert!(head.ends_with("\r\n\r\n"), "{head}");
+    }
+}
+
+#[test]
+fn what_a_browser_has_is_not_sent_again_and_what_has_changed_is() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut tags = BTreeSet::new();
+    for (path, _) in FILES.into_iter().chain(DESCRIPTIONS) {
+        let tag = ok(&mut client, path);
+        let tag = tag.header("etag").expect("a tag").to_owned();
+        for known in [
+            tag.clone(),
+            format!("W/{tag}"),
+            format!("\"x\", {tag}"),
+            "*".to_owned(),
+        ] {
+            let header = format!("if-none-match: {known}\r\n");
+            let answer = client.request(&format!("GET {path}"), &header);
+            assert_eq!((answer.status, &*answer.body), (304, ""), "{path}");
+            assert_eq!(answer.header("etag"), Some(&*tag));
+        }
+        let answer = client.request(
+            &format!("GET {path}"),
+            "if-none-match: \"of-another-version\"\r\n",
+        );
+        assert_eq!(answer.status, 200, "{path}");
+        assert!(tags.insert(tag), "{path} has the tag of another file");
+    }
+}
+
+#[test]
+fn the_page_is_small() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let bytes: usize = FILES
+        .iter()
+        .map(|(path, _)| ok(&mut client, path).body.len())
+        .sum();
+    assert!(bytes < BYTES_MAX, "{bytes} bytes");
+}
+
+#[test]
+fn the_page_has_every_error_of_the_catalogue() {
+    let page = ok(&mut Server::start().connect(), "/docs").body;
+    for kind in Kind::ALL {
+        let number = kind.number();
+        assert!(
+            page.contains(&format!("<div id=\"error-{number}\"><dt>{number}</dt>")),
+            "{number}"
+        );
+    }
+    assert_eq!(page.matches("id=\"error-").count(), Kind::ALL.len());
+}
+
+/// What a reader sees: the text between the tags, spelled out.
+fn text_of(page: &str) -> String {
+    let pieces = page
+        .split('<')
+        .map(|piece| piece.split_once('>').map_or("", |(_, text)| text));
+    let text: String = pieces.collect();
+    [
+        ("`", ""),
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&#39;", "'"),
+        ("&amp;", "&"),
+    ]
+    .into_iter()
+    .fold(text, |text, (from, to)| text.replace(from, to))
+}
+
+/// Every sentence of the contract, every name and every number.
+fn said(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                match name.as_str() {
+                    "$ref" | "identifier" => {}
+                    "properties" | "headers" if value.is_object() => {
+                        found.extend(value.as_object().expect("just seen").keys().cloned());
+                        said(value, found);
+                    }
+                    _ => said(value, found),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| said(item, found)),
+        Value::String(text) => found.push(text.replace('`', "")),
+        Value::Number(number) => found.push(number.to_string()),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_page_says_everything_that_the_contract_says() {
+    let page = ok(&mut Server::start().connect(), "/docs").body;
+    let text = text_of(&page);
+    let mut contract: Value = serde_saphyr::from_str(OPENAPI_YAML).expect("YAML");
+    // Names that only tie the parts of the description together.
+    contract["components"]["headers"] = contract["components"]["headers"]
+        .as_object()
+        .expect("headers")
+        .values()
+        .cloned()
+        .collect();
+    let schemas = contract["components"]["schemas"]
+        .as_object()
+        .expect("schemas")
+        .clone();
+    let mut sentences: Vec<String> = schemas.keys().cloned().collect();
+    said(&contract, &mut sentences);
+    assert!(sentences.len() > 100);
+    let operation_id = contract["paths"]["/plants"]["post"]["operationId"]
+        .as_str()
+        .expect("a name");
+    assert!(page.contains(&format!("id=\"{operation_id}\"")));
+    for sentence in sentences {
+        // A type is a word, an object is shown as its members, the address is where the page is.
+        let elsewhere = ["object", "/", operation_id, "http"].contains(&&*sentence);
+        assert!(elsewhere || text.contains(&sentence), "{sentence}");
+    }
+}
+
+#[test]
+fn nothing_of_the_contract_can_become_a_part_of_the_page() {
+    let hostile = r#"</p><script>alert("1")</script> & 'x' `<b>`"#;
+    for html in [html::escape(hostile), html::prose(hostile)] {
+        assert!(!html.contains("<script") && !html.contains("<b>") && !html.contains(['"', '\'']));
+        assert!(
+            html.contains("&lt;/p&gt;&lt;script&gt;alert(&quot;1&quot;)"),
+            "{html}"
+        );
+    }
+    assert_eq!(html::prose("a `b` c"), "a <code>b</code> c");
+    assert_eq!(html::prose("a ` c"), "a ` c");
+
+    let filled = html::fill("<{{a}}|{{b}}>", &[("a", "{{b}}".into()), ("b", "2".into())]);
+    assert_eq!(filled.as_deref(), Ok("<{{b}}|2>"));
+    assert!(html::fill("{{a}}", &[]).is_err());
+    assert!(html::fill("", &[("a", String::new())]).is_err());
+    assert!(html::fill("{{a", &[("a", String::new())]).is_err());
+}
