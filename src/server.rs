@@ -75,7 +75,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let draining = Draining::default();
     let tokens = Tokens::new(reader, writer.clone(), settings.store_timeout);
     let body_limits = BodyLimits {
-        bytes_max: settings.max_body_bytes,
+        bytes_max: settings.body.max_body_bytes,
         timeout: settings.body_timeout,
     };
     let workers = Workers::start(|| {

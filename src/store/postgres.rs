@@ -2,13 +2,14 @@
 //! became of it is never guessed: an answer that was lost is found out by running the same batch again.
 
 mod batch;
+mod export;
 mod link;
 mod rows;
 mod session;
 mod text;
 mod tls;
 
-use std::ops::RangeInclusive;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,7 +20,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::store::contract::{
-    Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::link::Link;
@@ -169,6 +170,19 @@ impl Postgres {
             link.note_use(used).await;
             Ok(outcomes)
         })
+    }
+
+    /// What each plant is to the one that has its id; none where the id is free.
+    pub fn compare(&mut self, batch: &[Addition]) -> Result<Vec<Option<Outcome>>, StoreError> {
+        self.block_on(async |link| link.compare(batch).await)
+    }
+
+    /// Hands over all plants of one moment, by id, a page at a time, until that is enough.
+    pub fn export(
+        &mut self,
+        hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        self.block_on(async |link| link.export(hand_over).await)
     }
 
     /// Keeps a new token. False when the name is taken.
