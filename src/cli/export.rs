@@ -63,9 +63,10 @@ fn write_all(
     is_watched: bool,
 ) -> Result<io::Result<u64>, StoreError> {
     // To count them takes a while, and only a bar needs it.
-    let progress = match is_watched {
-        true => Some(Progress::of(store.count_plants()?, "exporting")),
-        false => None,
+    let progress = if is_watched {
+        Some(Progress::of(store.count_plants()?, "exporting"))
+    } else {
+        None
     };
     let mut plants = 0;
     let mut written = format.write_head(out);

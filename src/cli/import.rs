@@ -70,14 +70,14 @@ impl Import {
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let input = BufReader::with_capacity(READ_BUFFER, input);
         let reader = Reader::new(input, format, self.body.max_body_bytes);
-        let (reading, batches) = Reading::start(reader, sink.token(), self.strict);
+        let (reading, batches) =
+            Reading::start(reader, sink.token.unwrap_or(TokenId(0)), self.strict);
 
         let mut tally = Tally::new(self.dry_run);
         let progress = Progress::of_bytes(bytes, "importing");
         let stored = self.store_all(&batches, &mut sink, &mut tally, &progress);
         if stored.is_err() {
-            // Closing would sync again, and after a failed fsync that may claim success.
-            std::mem::forget(sink);
+            abandon(sink);
             return stored;
         }
         tally.tell_rest(&progress);
@@ -108,9 +108,9 @@ impl Import {
         tally: &mut Tally,
         progress: &Progress,
     ) -> anyhow::Result<()> {
-        for batch in batches {
-            let outcomes = sink.add(&batch.additions).with_context(|| {
-                let line = batch.line();
+        for mut batch in batches {
+            let line = batch.line();
+            let outcomes = sink.take(&mut batch, self.strict).with_context(|| {
                 format!("stopped before line {line}; once that is put right, run this again")
             })?;
             progress.set(batch.bytes_read);
@@ -124,18 +124,39 @@ impl Import {
 
     fn sink(&self) -> anyhow::Result<Sink> {
         let location = &self.store.store;
+        let rehearsal = (self.dry_run || self.strict).then(Rehearsal::new);
+        let rehearsal = rehearsal
+            .transpose()
+            .context("cannot make a temporary file")?;
         if self.dry_run {
             let store = match Store::open(location) {
                 Err(OpenError::Missing(_) | OpenError::NotMigrated(_)) => None,
                 opened => Some(opened?),
             };
-            let rehearsal = Rehearsal::new().context("cannot make a temporary file")?;
-            return Ok(Sink::Rehearsal(rehearsal, store));
+            return Ok(Sink {
+                store,
+                token: None,
+                rehearsal,
+            });
         }
         let mut store = Store::open_to_import(location)?;
-        let token = token_named(&mut store, &self.token)?;
-        Ok(Sink::Store(store, token))
+        match token_named(&mut store, &self.token) {
+            Ok(token) => Ok(Sink {
+                store: Some(store),
+                token: Some(token),
+                rehearsal,
+            }),
+            Err(error) => {
+                abandon(store);
+                Err(error)
+            }
+        }
     }
+}
+
+/// Leaves a store open until the process ends: closing would sync again, and after a failed fsync that may claim success.
+fn abandon<T>(store: T) {
+    std::mem::forget(store);
 }
 
 /// What there is to read, and how much of it.
@@ -179,32 +200,40 @@ fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
 }
 
 /// Where the plants go.
-enum Sink {
-    Store(Store, TokenId),
-    /// Nowhere; they are compared with what is stored, if there is a store.
-    Rehearsal(Rehearsal, Option<Store>),
+struct Sink {
+    /// None, if it is not there yet and is not to be made.
+    store: Option<Store>,
+    /// None, if nothing is to be stored.
+    token: Option<TokenId>,
+    /// Of what must be known before it is stored.
+    rehearsal: Option<Rehearsal>,
 }
 
 impl Sink {
-    fn token(&self) -> TokenId {
-        match self {
-            Self::Store(_, token) => *token,
-            Self::Rehearsal(..) => TokenId(0),
+    /// Stores a batch, or finds out what would become of it. If a problem is to end it, what follows the first is left out.
+    fn take(&mut self, batch: &mut Batch, is_strict: bool) -> Result<Vec<Outcome>, StoreError> {
+        let mut rehearsed = self.rehearse(&batch.additions)?;
+        let is_refused = |outcome: &Outcome| matches!(outcome, Outcome::Taken | Outcome::Damaged);
+        if is_strict && let Some(refused) = rehearsed.iter().position(is_refused) {
+            batch.cut_after(refused);
+            rehearsed.truncate(refused + 1);
+        }
+        match (&mut self.store, self.token) {
+            _ if batch.additions.is_empty() => Ok(Vec::new()),
+            (Some(store), Some(token)) => add(store, token, &batch.additions),
+            _ => Ok(rehearsed),
         }
     }
 
-    fn add(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
-        match self {
-            _ if batch.is_empty() => Ok(Vec::new()),
-            Self::Store(store, token) => add(store, *token, batch),
-            Self::Rehearsal(rehearsal, store) => {
-                let stored = match store {
-                    Some(store) => store.compare(batch)?,
-                    None => vec![None; batch.len()],
-                };
-                rehearsal.add(batch, stored)
-            }
-        }
+    fn rehearse(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
+        let Some(rehearsal) = &mut self.rehearsal else {
+            return Ok(Vec::new());
+        };
+        let stored = match &mut self.store {
+            Some(store) => store.compare(batch)?,
+            None => vec![None; batch.len()],
+        };
+        rehearsal.add(batch, stored)
     }
 }
 

@@ -81,7 +81,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The next of them. An error is one of all that is to be read, not of one plant.
-    pub fn next(&mut self) -> io::Result<Option<Entry>> {
+    pub fn next_entry(&mut self) -> io::Result<Option<Entry>> {
         match &mut self.kind {
             Kind::Ndjson(decoder) => decoder.next(&mut self.source),
             Kind::Csv(decoder) => decoder.next(&mut self.source),

@@ -8,7 +8,7 @@ use crate::plant::{NewPlant, Plant};
 fn entries(format: Format, text: &[u8]) -> Vec<Entry> {
     let mut reader = Reader::new(text, format, 1000);
     let mut entries = Vec::new();
-    while let Some(entry) = reader.next().expect("readable") {
+    while let Some(entry) = reader.next_entry().expect("readable") {
         entries.push(entry);
     }
     assert_eq!(reader.bytes_read(), text.len() as u64);
@@ -111,7 +111,7 @@ proptest! {
         for format in [Format::Ndjson, Format::Csv] {
             let text = [&b"id,name\n"[..], &text].concat();
             let mut reader = Reader::new(&text[..], format, 50);
-            while let Ok(Some(_)) = reader.next() {}
+            while let Ok(Some(_)) = reader.next_entry() {}
         }
     }
 }
@@ -225,7 +225,7 @@ fn a_line_that_is_no_plant_is_told_with_its_number_and_the_rest_goes_on() {
 fn what_is_no_text_or_has_no_header_is_told_at_once() {
     let refusal = |text: &[u8]| {
         let mut reader = Reader::new(text, Format::Csv, 1000);
-        reader.next().expect_err("refused").to_string()
+        reader.next_entry().expect_err("refused").to_string()
     };
     for (text, expected) in [
         (&b"\xff\xfei\0d\0"[..], "it is UTF-16; save it as UTF-8"),

@@ -49,6 +49,7 @@ const FLOORS: [&[&str]; 37] = [
         "store::sqlite::cut",
         "store::postgres::batch",
         "store::postgres::export",
+        "store::postgres::keep",
     ],
     &[
         "store::sqlite::open",

@@ -12,6 +12,7 @@ mod first_run;
 mod harness;
 mod house;
 mod log;
+mod moving;
 mod operations;
 mod postgres;
 mod readme;

@@ -41,7 +41,6 @@ fn shell(directory: &Path, script: &str, variables: &[(&str, &str)]) -> String {
 
 /// Runs the `sh` blocks of a chapter, one after the other, in the directory of a running service. The block after one
 /// is what it prints, where `…` stands for anything; nothing is said of what it prints if that is `sh` again.
-#[expect(dead_code, reason = "the chapters follow")]
 fn walk_through(chapter: &str) {
     let server = Server::start();
     server.token();
@@ -94,6 +93,11 @@ fn an_expected_text_may_leave_things_open() {
     assert!(reads_as("a 17 b 18\n", "a … b …"));
     assert!(!reads_as("a 17 b 18 c\n", "a … b 18"));
     assert!(!reads_as("a 17\n", "b …"));
+}
+
+#[test]
+fn moving_plants_in_and_out_works_as_written() {
+    walk_through("Moving plants in and out");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::store::sync_directory_of;
 
 /// Something to write to.
-pub(in crate::cli) enum Target {
+pub(super) enum Target {
     StandardOutput(Stdout),
     /// What is no file: a device, or a pipe with a name.
     Device(File),
@@ -18,14 +18,14 @@ pub(in crate::cli) enum Target {
 }
 
 /// A file on its way.
-pub(in crate::cli) struct Part {
+pub(super) struct Part {
     file: File,
     path: PathBuf,
     place: PathBuf,
 }
 
 impl Target {
-    pub(in crate::cli) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
         if path == Path::new("-") {
             return Ok(Self::StandardOutput(io::stdout()));
         }
@@ -48,12 +48,12 @@ impl Target {
         Ok(Self::File(Part { file, path, place }))
     }
 
-    pub(in crate::cli) fn is_standard_output(&self) -> bool {
+    pub(super) fn is_standard_output(&self) -> bool {
         matches!(self, Self::StandardOutput(_))
     }
 
     /// All is written.
-    pub(in crate::cli) fn finish(mut self) -> io::Result<()> {
+    pub(super) fn finish(mut self) -> io::Result<()> {
         self.flush()?;
         if let Self::File(part) = &self {
             part.file.sync_all()?;

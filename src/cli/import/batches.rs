@@ -17,19 +17,19 @@ const AHEAD: usize = 2;
 
 /// Plants that are stored together, and what stood between them.
 #[derive(Default)]
-pub(in crate::cli) struct Batch {
-    pub(in crate::cli) additions: Vec<Addition>,
+pub(super) struct Batch {
+    pub(super) additions: Vec<Addition>,
     /// Where each of them stands.
-    pub(in crate::cli) lines: Vec<u64>,
+    pub(super) lines: Vec<u64>,
     /// What is no plant, where, and why.
-    pub(in crate::cli) problems: Vec<(u64, String)>,
+    pub(super) problems: Vec<(u64, String)>,
     /// How much has been read with it.
-    pub(in crate::cli) bytes_read: u64,
+    pub(super) bytes_read: u64,
 }
 
 impl Batch {
     /// Where it begins.
-    pub(in crate::cli) fn line(&self) -> u64 {
+    pub(super) fn line(&self) -> u64 {
         let problems = self.problems.iter().map(|(line, _)| *line);
         self.lines
             .iter()
@@ -39,18 +39,26 @@ impl Batch {
             .unwrap_or(1)
     }
 
+    /// Leaves out all that stands after this plant.
+    pub(super) fn cut_after(&mut self, last: usize) {
+        let line = self.lines[last];
+        self.additions.truncate(last + 1);
+        self.lines.truncate(last + 1);
+        self.problems.retain(|(problem, _)| *problem < line);
+    }
+
     fn len(&self) -> usize {
         self.additions.len() + self.problems.len()
     }
 }
 
 /// The thread that reads.
-pub(in crate::cli) struct Reading(JoinHandle<io::Result<()>>);
+pub(super) struct Reading(JoinHandle<io::Result<()>>);
 
 impl Reading {
     /// Starts it. It ends with what there is to read, at the first problem if there must be none, or when nobody takes its
     /// batches any more.
-    pub(in crate::cli) fn start(
+    pub(super) fn start(
         reader: Reader<impl BufRead + Send + 'static>,
         token: TokenId,
         stop_at_problem: bool,
@@ -61,7 +69,7 @@ impl Reading {
     }
 
     /// How it ended.
-    pub(in crate::cli) fn end(self) -> thread::Result<io::Result<()>> {
+    pub(super) fn end(self) -> thread::Result<io::Result<()>> {
         self.0.join()
     }
 }
@@ -74,7 +82,7 @@ fn read(
 ) -> io::Result<()> {
     let (mut batch, mut bytes_before) = (Batch::default(), 0);
     let ended = loop {
-        let entry = match reader.next() {
+        let entry = match reader.next_entry() {
             Ok(Some(entry)) => entry,
             Ok(None) => break Ok(()),
             // What was read before it is stored.

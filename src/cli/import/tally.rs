@@ -10,7 +10,7 @@ use crate::store::Outcome;
 const TOLD_MAX: u64 = 100;
 
 #[derive(Default)]
-pub(in crate::cli) struct Tally {
+pub(super) struct Tally {
     is_rehearsal: bool,
     added: u64,
     already_there: u64,
@@ -20,7 +20,7 @@ pub(in crate::cli) struct Tally {
 }
 
 impl Tally {
-    pub(in crate::cli) fn new(is_rehearsal: bool) -> Self {
+    pub(super) fn new(is_rehearsal: bool) -> Self {
         Self {
             is_rehearsal,
             ..Self::default()
@@ -28,7 +28,7 @@ impl Tally {
     }
 
     /// Counts a batch, and tells what is wrong with it.
-    pub(in crate::cli) fn take(&mut self, batch: Batch, outcomes: &[Outcome], progress: &Progress) {
+    pub(super) fn take(&mut self, batch: Batch, outcomes: &[Outcome], progress: &Progress) {
         let mut problems = batch.problems;
         let told_before = self.refused();
         self.invalid += problems.len() as u64;
@@ -61,19 +61,19 @@ impl Tally {
     }
 
     /// Says how many problems have not been told.
-    pub(in crate::cli) fn tell_rest(&self, progress: &Progress) {
+    pub(super) fn tell_rest(&self, progress: &Progress) {
         if let rest @ 1.. = self.refused().saturating_sub(TOLD_MAX) {
             progress.say(&format!("and {rest} more problems"));
         }
     }
 
     /// How many were not stored, nor would be.
-    pub(in crate::cli) fn refused(&self) -> u64 {
+    pub(super) fn refused(&self) -> u64 {
         self.taken + self.damaged + self.invalid
     }
 
     /// What those have in common.
-    pub(in crate::cli) fn fate(&self) -> &'static str {
+    pub(super) fn fate(&self) -> &'static str {
         if self.is_rehearsal {
             "would not be stored"
         } else {
@@ -81,7 +81,7 @@ impl Tally {
         }
     }
 
-    pub(in crate::cli) fn summary(&self) -> String {
+    pub(super) fn summary(&self) -> String {
         let added = if self.is_rehearsal {
             "would be added"
         } else {

@@ -25,15 +25,13 @@ pub(super) fn export(
     connection: &mut Connection,
     hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
 ) -> Result<(), StoreError> {
-    match moment_that_is_over(connection)? {
-        Some(cut) => pages(connection, cut, hand_over),
-        // The clock was wrong once and is now behind: adds have the same time until it has caught up. Then there is
-        // nothing for it but one long transaction.
-        None => {
-            let transaction = connection.transaction()?;
-            pages(&transaction, i64::MAX, hand_over)
-        }
+    if let Some(cut) = moment_that_is_over(connection)? {
+        return pages(connection, cut, hand_over);
     }
+    // The clock was wrong once and is now behind: adds have the same time until it has caught up. Then there is nothing for
+    // it but one long transaction.
+    let transaction = connection.transaction()?;
+    pages(&transaction, i64::MAX, hand_over)
 }
 
 /// The time of the newest plant, once no other will have it.
