@@ -7,7 +7,7 @@ DENY_VERSION := 0.20.2
 FAULT_TOOLS := strace libfaketime postgresql haproxy
 
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
-ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching::
+ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving::
 
 .PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth instructions bench-build clean
 

@@ -20,6 +20,14 @@ pub struct StoreSettings {
     pub store: Location,
 }
 
+/// How large a plant may be: for whatever takes plants.
+#[derive(Debug, Clone, Args)]
+pub struct BodySettings {
+    /// The largest request body, in bytes; for import, the largest line or row
+    #[arg(long, value_name = "N", default_value = "1048576", value_parser = up_to(64 << 20))]
+    pub max_body_bytes: usize,
+}
+
 /// What `serve` can be told.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
@@ -38,9 +46,9 @@ pub struct Settings {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
     pub ops_listen: OpsListen,
 
-    /// The largest request body, in bytes
-    #[arg(long, value_name = "N", default_value = "1048576", value_parser = up_to(64 << 20))]
-    pub max_body_bytes: usize,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub body: BodySettings,
 
     /// The most connections at a time; more wait to be accepted
     #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
@@ -110,6 +118,16 @@ fn up_to(max: u64) -> RangedU64ValueParser<usize> {
 fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
     PossibleValuesParser::new(["error", "warn", "info", "debug"])
         .map(|name| name.parse().expect("each of these is a level"))
+}
+
+/// A name that can stand in a log and on a command line as it is.
+pub fn token_name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
+    if (1..=64).contains(&text.len()) && text.chars().all(allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
+    }
 }
 
 /// A span of time such as `500ms`, `10s`, `1m30s` or `90d`; a day is 24 hours.

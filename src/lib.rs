@@ -6,16 +6,18 @@
 //! 1. [`cli`] turns what was typed into a command.
 //! 2. [`server`] assembles everything, accepts connections, and drains them at the end.
 //! 3. [`config`] is what can be set, each setting once.
-//! 4. [`http`] is the public interface: the connection, the caller, the body, the answer, and the
+//! 4. [`exchange`] is plants as text, for moving them in and out.
+//! 5. [`http`] is the public interface: the connection, the caller, the body, the answer, and the
 //!    catalogue of errors.
-//! 5. [`ops`] is the private interface: health, readiness and figures.
-//! 6. [`writer`] gathers plants into batches and answers each once its batch is committed.
-//! 7. [`store`] commits a batch, and keeps the tokens.
-//! 8. [`plant`] and [`token`] are the two things the service knows of.
-//! 9. [`metrics`] are the figures, [`telemetry`] is the log.
+//! 6. [`ops`] is the private interface: health, readiness and figures.
+//! 7. [`writer`] gathers plants into batches and answers each once its batch is committed.
+//! 8. [`store`] commits a batch, and keeps the tokens.
+//! 9. [`plant`] and [`token`] are the two things the service knows of.
+//! 10. [`metrics`] are the figures, [`telemetry`] is the log.
 
 pub mod cli;
 pub mod config;
+pub mod exchange;
 pub mod http;
 pub mod metrics;
 pub mod ops;

@@ -82,6 +82,30 @@ impl NewPlant {
         let members: Members<'_> = serde_json::from_str(text).map_err(not_json)?;
         members.into_plant()
     }
+
+    /// Decodes a row of a table, by the same rules: its cells are text, and the id one that would be a number in JSON.
+    pub fn from_cells(
+        id: Option<&str>,
+        name: Option<String>,
+        tag: Option<String>,
+    ) -> Result<Self, Invalid> {
+        let id = match id.map(str::trim) {
+            None => Err(Problem::Missing("id")),
+            Some(cell) if serde_json::from_str::<&RawValue>(cell).is_ok() => integer("id", cell),
+            Some(_) => Err(Problem::WrongType("id", "an integer", "text")),
+        };
+        match (id, name) {
+            (Ok(id), Some(name)) => Ok(Self {
+                id,
+                plant: Plant { name, tag },
+            }),
+            (id, name) => {
+                let name = name.ok_or(Problem::Missing("name"));
+                let problems = [id.err(), name.err()];
+                Err(Invalid::NotAPlant(problems.into_iter().flatten().collect()))
+            }
+        }
+    }
 }
 
 /// The members we know, still as JSON text: what they mean is decided once all of the body is

@@ -106,7 +106,7 @@ fn connections(
     let for_tokens = Arc::clone(&metrics);
     let tokens = Tokens::new(reader, writer.clone(), for_tokens, settings.store_timeout);
     let body_limits = BodyLimits {
-        bytes_max: settings.max_body_bytes,
+        bytes_max: settings.body.max_body_bytes,
         timeout: settings.body_timeout,
     };
     let workers = Workers::start(|| {

@@ -3,6 +3,8 @@
 
 mod check;
 mod copy;
+mod export;
+mod import;
 mod migrate;
 mod openapi;
 mod output;
@@ -41,6 +43,10 @@ enum Subcommands {
     Token(token::TokenCommand),
     /// Read all that is stored and tell what is not as it was stored, also while the service runs
     Check(check::Check),
+    /// Write all plants to a file or a pipe, also while the service runs
+    Export(export::Export),
+    /// Add plants from a file or a pipe, also while the service runs; safe to run again
+    Import(import::Import),
     /// Copy all plants and tokens to another store, and compare
     Copy(copy::Copy),
     /// Make the tables in a database, or bring them up to date; for a role that may
@@ -59,6 +65,8 @@ pub fn run() -> ExitCode {
         Subcommands::Serve(serve) => serve.run(),
         Subcommands::Token(token) => token.run(),
         Subcommands::Check(check) => check.run(),
+        Subcommands::Export(export) => export.run(),
+        Subcommands::Import(import) => import.run(),
         Subcommands::Copy(copy) => copy.run(),
         Subcommands::Migrate(migrate) => migrate.run(),
         Subcommands::Openapi => openapi::run(),

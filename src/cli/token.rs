@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::cli::output::{print, table};
-use crate::config::{StoreSettings, duration};
+use crate::config::{StoreSettings, duration, token_name};
 use crate::store::{NewToken, Store, TokenRecord};
 use crate::token::Token;
 
@@ -185,15 +185,5 @@ fn state(token: &TokenRecord) -> &'static str {
         (Some(_), _) => "revoked",
         (None, Some(end)) if end <= Timestamp::now() => "expired",
         _ => "active",
-    }
-}
-
-/// A name that can stand in a log and on a command line as it is.
-fn token_name(text: &str) -> Result<String, String> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
-    if (1..=64).contains(&text.len()) && text.chars().all(allowed) {
-        Ok(text.to_owned())
-    } else {
-        Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
     }
 }

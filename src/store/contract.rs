@@ -70,6 +70,36 @@ pub struct PlantRecord {
     pub added_by: TokenId,
 }
 
+/// Plants that are handed over together: so few, and of so few bytes, that memory does not notice.
+#[derive(Debug, Default)]
+pub struct Page {
+    /// By id.
+    pub plants: Vec<PlantRecord>,
+    bytes: usize,
+}
+
+impl Page {
+    const LEN_MAX: usize = 1000;
+    const BYTES_MAX: usize = 1 << 20;
+
+    /// One more.
+    pub fn push(&mut self, record: PlantRecord) {
+        let plant = &record.plant;
+        self.bytes += plant.name.len() + plant.tag.as_ref().map_or(0, String::len);
+        self.plants.push(record);
+    }
+
+    /// Whether it is time to hand it over.
+    pub fn is_full(&self) -> bool {
+        self.plants.len() >= Self::LEN_MAX || self.bytes >= Self::BYTES_MAX
+    }
+
+    /// The id to go on with; none if there can be no more.
+    pub fn next_id(&self) -> Option<i64> {
+        self.plants.last()?.id.checked_add(1)
+    }
+}
+
 /// What became of an addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {

@@ -5,10 +5,11 @@
 mod contract;
 mod error;
 mod postgres;
+mod rehearsal;
 mod sqlite;
 mod url;
 
-use std::ops::RangeInclusive;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -16,9 +17,11 @@ use jiff::Timestamp;
 use crate::token::TokenDigest;
 
 pub use contract::{
-    Addition, Checked, Footprint, Location, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, Footprint, Location, NewToken, Outcome, Page, PlantRecord, TokenId,
+    TokenRecord,
 };
 pub use error::{OpenError, StoreError, chain};
+pub use rehearsal::Rehearsal;
 pub use sqlite::sync_directory_of;
 
 use postgres::Postgres;
@@ -77,6 +80,14 @@ impl Store {
         }
     }
 
+    /// Opens a store to add much, beside servers or without any, making it if it is not there.
+    pub fn open_to_import(location: &Location) -> Result<Self, OpenError> {
+        match location {
+            Location::Sqlite(path) => Sqlite::open_to_import(path).map(Self::Sqlite),
+            Location::Postgres(_) => Self::open_or_create(location),
+        }
+    }
+
     /// Opens a store that is served, to ask it questions.
     pub fn open_beside(location: &Location, timeout: Duration) -> Result<Self, OpenError> {
         match location {
@@ -107,6 +118,34 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.rewrite(),
             Self::Postgres(store) => store.rewrite(),
+        }
+    }
+
+    /// Whether somebody else may have to wait while we add.
+    pub fn keeps_others_waiting(&self) -> bool {
+        match self {
+            Self::Sqlite(store) => store.is_beside_another(),
+            Self::Postgres(_) => false,
+        }
+    }
+
+    /// What each plant is to the one that has its id; none where the id is free.
+    pub fn compare(&mut self, batch: &[Addition]) -> Result<Vec<Option<Outcome>>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.compare(batch),
+            Self::Postgres(store) => store.compare(batch),
+        }
+    }
+
+    /// Hands over all plants of one moment, by id, a page at a time, until that is enough. What is added meanwhile is not
+    /// among them, and does not wait.
+    pub fn export(
+        &mut self,
+        hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.export(hand_over),
+            Self::Postgres(store) => store.export(hand_over),
         }
     }
 

@@ -2,13 +2,15 @@
 //! became of it is never guessed: an answer that was lost is found out by running the same batch again.
 
 mod batch;
+mod export;
+mod keep;
 mod link;
 mod rows;
 mod session;
 mod text;
 mod tls;
 
-use std::ops::RangeInclusive;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,7 +21,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::store::contract::{
-    Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::link::Link;
@@ -176,6 +178,19 @@ impl Postgres {
         self.block_on(async |link| link.rewrite().await)
     }
 
+    /// What each plant is to the one that has its id; none where the id is free.
+    pub fn compare(&mut self, batch: &[Addition]) -> Result<Vec<Option<Outcome>>, StoreError> {
+        self.block_on(async |link| link.compare(batch).await)
+    }
+
+    /// Hands over all plants of one moment, by id, a page at a time, until that is enough.
+    pub fn export(
+        &mut self,
+        hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        self.block_on(async |link| link.export(hand_over).await)
+    }
+
     /// Keeps a new token. False when the name is taken.
     pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
         let id = number(&token.digest);
@@ -275,62 +290,12 @@ impl Postgres {
 
     /// Keeps plants of another store as they are; leaves what is there.
     pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
-        let column = |value: fn(&PlantRecord) -> i64| plants.iter().map(value).collect::<Vec<_>>();
-        let (ids, tokens) = (column(|plant| plant.id), column(|plant| plant.added_by.0));
-        let times: Vec<_> = plants.iter().map(|plant| plant.added_at).collect();
-        let names: Vec<_> = plants
-            .iter()
-            .map(|plant| text::stored(&plant.plant.name))
-            .collect();
-        let tag = |plant: &PlantRecord| {
-            plant
-                .plant
-                .tag
-                .as_deref()
-                .map(|tag| text::stored(tag).into_owned())
-        };
-        let tags: Vec<_> = plants.iter().map(tag).collect();
-        self.block_on(async |link| {
-            let sql = "INSERT INTO plants (id, name, tag, added_at, added_by)
-                       SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
-                       ON CONFLICT (id) DO NOTHING";
-            let kept = link.until_known(async |session| {
-                let values: [&(dyn ToSql + Sync); 5] = [&ids, &names, &tags, &times, &tokens];
-                session.client.execute(sql, &values).await
-            });
-            kept.await.map(drop)
-        })
+        self.block_on(async |link| link.keep_plants(plants).await)
     }
 
     /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
     pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        self.block_on(async |link| {
-            for token in tokens {
-                let sql = "INSERT INTO tokens
-                             (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
-                           VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-                           ON CONFLICT (id) DO UPDATE
-                           SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at
-                           WHERE tokens.digest = excluded.digest";
-                let digest: &[u8] = token.digest.as_bytes();
-                let rate_limit = token.rate_limit.map(i64::from);
-                let kept = link.until_known(async |session| {
-                    let values: [&(dyn ToSql + Sync); 8] = [
-                        &token.id.0,
-                        &&*token.name,
-                        &digest,
-                        &rate_limit,
-                        &token.created_at,
-                        &token.expires_at,
-                        &token.revoked_at,
-                        &token.last_used_at,
-                    ];
-                    session.client.execute(sql, &values).await
-                });
-                kept.await?;
-            }
-            Ok(())
-        })
+        self.block_on(async |link| link.keep_tokens(tokens).await)
     }
 
     /// Reads everything, and tells in words what none of us has stored.

@@ -3,11 +3,12 @@
 
 mod check;
 mod checkpoints;
+mod cut;
 mod log;
 mod open;
 mod rows;
 
-use std::ops::RangeInclusive;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -22,7 +23,7 @@ pub use open::{footprint, sync_directory_of};
 
 use crate::plant::NewPlant;
 use crate::store::contract::{
-    Addition, Checked, NewToken, Outcome, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError};
 use crate::store::sqlite::checkpoints::Checkpoints;
@@ -34,11 +35,10 @@ pub struct Sqlite {
     connection: Connection,
     /// Pages in the log after the last commit, kept by SQLite's hook.
     log_pages: Arc<AtomicI32>,
-    /// When the newest plant was added that this connection knows of, in milliseconds.
-    newest: i64,
-    /// Of the one that serves. Dropped after the connection: it has the file open.
+    /// Of one that adds much. Dropped after the connection: it has the file open.
     checkpoints: Option<Checkpoints>,
-    _lock: Option<Lock>,
+    /// Of the one that serves.
+    lock: Option<Lock>,
 }
 
 impl Sqlite {
@@ -61,15 +61,36 @@ impl Sqlite {
     /// would get a 200 that a power cut undoes.
     pub fn open_to_serve(path: &Path) -> Result<Self, OpenError> {
         let (connection, lock) = open::exclusive(path)?;
-        let beside = open::shared(path)?;
-        let checkpoints = Checkpoints::new(beside, open::file(path)?);
-        let newest = rows::newest(&connection).map_err(open::unusable(path))?;
+        Self::with_checkpoints(connection, Some(lock), path)
+    }
+
+    /// Opens the store to add much, making it if it is not there: in place of a server if there is none, or else beside
+    /// it. The log is ours to move either way, because a server does so only while it adds.
+    pub fn open_to_import(path: &Path) -> Result<Self, OpenError> {
+        match Self::open_to_serve(path) {
+            Err(OpenError::Locked { .. }) => {
+                Self::with_checkpoints(open::shared(path)?, None, path)
+            }
+            done => done,
+        }
+    }
+
+    fn with_checkpoints(
+        connection: Connection,
+        lock: Option<Lock>,
+        path: &Path,
+    ) -> Result<Self, OpenError> {
+        let checkpoints = Checkpoints::new(open::shared(path)?, open::file(path)?);
         Ok(Self {
-            newest,
             checkpoints: Some(checkpoints),
-            _lock: Some(lock),
+            lock,
             ..Self::new(connection)
         })
+    }
+
+    /// Whether another process may be adding as well.
+    pub fn is_beside_another(&self) -> bool {
+        self.lock.is_none()
     }
 
     fn new(mut connection: Connection) -> Self {
@@ -84,9 +105,8 @@ impl Sqlite {
         Self {
             connection,
             log_pages,
-            newest: i64::MIN,
             checkpoints: None,
-            _lock: None,
+            lock: None,
         }
     }
 
@@ -99,11 +119,12 @@ impl Sqlite {
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
         self.move_log()?;
-        let newest = self.newest;
         let transaction = self.write()?;
-        // With the write lock in hand, and never before what is stored: whoever reads up to a moment that is over
-        // has read all that there will ever be of it.
-        let now = Timestamp::now().as_millisecond().max(newest);
+        // With the write lock in hand, and never before what is stored, whoever stored it: whoever reads up to a moment
+        // that is over has read all that there will ever be of it (`cut.rs`).
+        let now = Timestamp::now()
+            .as_millisecond()
+            .max(rows::newest(&transaction)?);
         let mut outcomes = Vec::with_capacity(batch.len());
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
@@ -129,7 +150,6 @@ impl Sqlite {
             )?;
         }
         transaction.commit()?;
-        self.newest = now;
         Ok(outcomes)
     }
 
@@ -152,6 +172,12 @@ impl Sqlite {
             }
             None => Ok(()),
         }
+    }
+
+    /// What each plant is to the one that has its id; none where the id is free.
+    pub fn compare(&mut self, batch: &[Addition]) -> Result<Vec<Option<Outcome>>, StoreError> {
+        let outcome = |addition: &Addition| compare(&self.connection, &addition.plant).optional();
+        Ok(batch.iter().map(outcome).collect::<Result<_, _>>()?)
     }
 
     /// Keeps a new token. False when the name is taken.
@@ -253,6 +279,14 @@ impl Sqlite {
         Ok(plants)
     }
 
+    /// Hands over all plants of one moment, by id, a page at a time, until that is enough.
+    pub fn export(
+        &mut self,
+        hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        cut::export(&mut self.connection, hand_over)
+    }
+
     /// Keeps plants of another store as they are; leaves what is there.
     pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
         let transaction = self.write()?;
@@ -312,9 +346,9 @@ impl Sqlite {
 }
 
 /// What a plant is to the one that has its id already.
-fn compare(transaction: &Transaction<'_>, plant: &NewPlant) -> Result<Outcome, StoreError> {
-    let mut select = transaction.prepare_cached(rows::SELECT_PLANT)?;
-    Ok(select.query_row([plant.id], |row| {
+fn compare(connection: &Connection, plant: &NewPlant) -> Result<Outcome, rusqlite::Error> {
+    let mut select = connection.prepare_cached(rows::SELECT_PLANT)?;
+    select.query_row([plant.id], |row| {
         let plant = &plant.plant;
         Ok(match rows::plant(row) {
             Some(stored) if stored.name == plant.name && stored.tag == plant.tag.as_deref() => {
@@ -323,5 +357,5 @@ fn compare(transaction: &Transaction<'_>, plant: &NewPlant) -> Result<Outcome, S
             Some(_) => Outcome::Taken,
             None => Outcome::Damaged,
         })
-    })?)
+    })
 }

@@ -13,6 +13,7 @@ mod first_run;
 mod harness;
 mod house;
 mod log;
+mod moving;
 mod operations;
 mod postgres;
 mod readme;

@@ -98,6 +98,11 @@ fn an_expected_text_may_leave_things_open() {
 }
 
 #[test]
+fn moving_plants_in_and_out_works_as_written() {
+    walk_through("Moving plants in and out");
+}
+
+#[test]
 #[ignore = "scripts/with-postgres runs it"]
 fn the_walk_through_of_three_nodes_and_of_moving_house_works_as_written() {
     let place = directory();

@@ -105,6 +105,24 @@ impl Link {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
+    /// What each plant is to the one that has its id; none where the id is free.
+    pub async fn compare(
+        &mut self,
+        batch: &[Addition],
+    ) -> Result<Vec<Option<Outcome>>, StoreError> {
+        let ids: Vec<_> = batch.iter().map(|addition| addition.plant.id).collect();
+        let there = self.there(&ids).await?;
+        let outcome = |addition: &Addition| {
+            let stored = there.get(&addition.plant.id)?;
+            Some(if *stored == addition.plant.plant {
+                Outcome::AlreadyThere
+            } else {
+                Outcome::Taken
+            })
+        };
+        Ok(batch.iter().map(outcome).collect())
+    }
+
     /// Those of these plants that are stored.
     async fn there(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
         let sql = "SELECT id, name, tag FROM plants WHERE id = ANY($1)";

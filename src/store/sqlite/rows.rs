@@ -20,6 +20,11 @@ pub(super) const SELECT_RANGE: &str =
     "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id BETWEEN ?1 AND ?2
      ORDER BY id LIMIT ?3";
 
+/// Those of a cut, by id. Without the `+`, SQLite might go by the index over the times, and sort.
+pub(super) const SELECT_CUT: &str =
+    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id >= ?1 AND +added_at <= ?2
+     ORDER BY id";
+
 /// What `insert` runs: it leaves what is there.
 pub(super) const INSERT_PLANT: &str =
     "INSERT INTO plants (id, name, tag, added_at, added_by, checksum)
@@ -62,8 +67,8 @@ impl<'a> From<&'a PlantRecord> for PlantRow<'a> {
 
 /// When the newest plant was added, in milliseconds; long ago, if there is none.
 pub(super) fn newest(connection: &Connection) -> Result<i64, Error> {
-    let sql = "SELECT max(added_at) FROM plants";
-    let newest: Option<i64> = connection.query_row(sql, [], |row| row.get(0))?;
+    let mut select = connection.prepare_cached("SELECT max(added_at) FROM plants")?;
+    let newest: Option<i64> = select.query_row([], |row| row.get(0))?;
     Ok(newest.unwrap_or(i64::MIN))
 }
 

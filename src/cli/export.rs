@@ -1,0 +1,92 @@
+//! `plantstore export`: all plants of one moment as text, while the service goes on.
+
+mod target;
+
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+
+use crate::cli::export::target::Target;
+use crate::cli::progress::Progress;
+use crate::config::StoreSettings;
+use crate::exchange::Format;
+use crate::store::{Page, Store, StoreError};
+
+const WRITE_BUFFER: usize = 64 << 10;
+
+#[derive(Debug, Args)]
+pub(super) struct Export {
+    /// Where to, or - for standard output. A file appears when it is whole, in place of one that was there
+    #[arg(default_value = "-")]
+    file: PathBuf,
+
+    /// How to write it; csv if the name ends so, or else ndjson
+    #[arg(long)]
+    format: Option<Format>,
+
+    #[command(flatten)]
+    store: StoreSettings,
+}
+
+impl Export {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let mut store = Store::open(&self.store.store)?;
+        let format = self.format.unwrap_or_else(|| Format::of(&self.file));
+        let cannot_write = || format!("cannot write {}", self.file.display());
+        let target = Target::open(&self.file).with_context(cannot_write)?;
+        let mut out = BufWriter::with_capacity(WRITE_BUFFER, target);
+        let is_watched = io::stderr().is_terminal()
+            && !(out.get_ref().is_standard_output() && io::stdout().is_terminal());
+        let written = write_all(&mut store, format, &mut out, is_watched)?
+            .and_then(|plants| out.into_inner()?.finish().map(|()| plants));
+        match written {
+            Ok(plants) if self.file != Path::new("-") => {
+                eprintln!("exported: plants {plants}");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            // Whoever reads has read enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            Err(error) => Err(error).with_context(cannot_write),
+        }
+    }
+}
+
+/// Writes all plants; gives how many, or why they could not be written.
+fn write_all(
+    store: &mut Store,
+    format: Format,
+    out: &mut impl Write,
+    is_watched: bool,
+) -> Result<io::Result<u64>, StoreError> {
+    // To count them takes a while, and only a bar needs it.
+    let progress = if is_watched {
+        Some(Progress::of(store.count_plants()?, "exporting"))
+    } else {
+        None
+    };
+    let mut plants = 0;
+    let mut written = format.write_head(out);
+    if written.is_ok() {
+        store.export(&mut |page| {
+            written = write_page(format, out, page);
+            plants += page.plants.len() as u64;
+            if let Some(progress) = &progress {
+                progress.advance(page.plants.len());
+            }
+            match written {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        })?;
+    }
+    Ok(written.map(|()| plants))
+}
+
+fn write_page(format: Format, out: &mut impl Write, page: &Page) -> io::Result<()> {
+    let mut plants = page.plants.iter();
+    plants.try_for_each(|record| format.write_plant(out, record.id, &record.plant))
+}

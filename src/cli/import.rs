@@ -1,0 +1,258 @@
+//! `plantstore import`: plants from a file, through the decoding of the service. What is reported as added, or as there
+//! already, is on disk; so it can be run again at any time, and goes on where it was interrupted.
+
+mod batches;
+mod tally;
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use jiff::Timestamp;
+
+use crate::cli::import::batches::{Batch, Reading};
+use crate::cli::import::tally::Tally;
+use crate::cli::output::print;
+use crate::cli::progress::Progress;
+use crate::config::{BodySettings, StoreSettings, token_name};
+use crate::exchange::{Format, Reader};
+use crate::store::{Addition, NewToken, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId};
+use crate::token::Token;
+
+/// How often a batch is tried while others have the store. Each time is a wait of some seconds.
+const BUSY_TRIES: usize = 12;
+
+/// The longest that others are given between two batches.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+const READ_BUFFER: usize = 256 << 10;
+
+#[derive(Debug, Args)]
+pub(super) struct Import {
+    /// What to read, or - for standard input
+    file: PathBuf,
+
+    /// How it is written; csv if the name ends so, or else ndjson
+    #[arg(long)]
+    format: Option<Format>,
+
+    /// Tell what would become of each plant, and store nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Stop at the first problem
+    #[arg(long)]
+    strict: bool,
+
+    /// The name of the token that the plants are kept as added by. If there is none, one is made that nobody can use
+    #[arg(long, value_name = "NAME", default_value = "import", value_parser = token_name)]
+    token: String,
+
+    #[command(flatten)]
+    body: BodySettings,
+
+    #[command(flatten)]
+    store: StoreSettings,
+}
+
+impl Import {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        if Token::parse(&self.token).is_some() {
+            bail!("--token takes the name of a token, and this is a token itself; keep it secret");
+        }
+        let (input, bytes) = open(&self.file)?;
+        let mut sink = self.sink()?;
+        let format = self.format.unwrap_or_else(|| Format::of(&self.file));
+        let input = BufReader::with_capacity(READ_BUFFER, input);
+        let reader = Reader::new(input, format, self.body.max_body_bytes);
+        let (reading, batches) =
+            Reading::start(reader, sink.token.unwrap_or(TokenId(0)), self.strict);
+
+        let mut tally = Tally::new(self.dry_run);
+        let progress = Progress::of_bytes(bytes, "importing");
+        let stored = self.store_all(&batches, &mut sink, &mut tally, &progress);
+        if stored.is_err() {
+            abandon(sink);
+            return stored;
+        }
+        tally.tell_rest(&progress);
+        drop(progress);
+        print(&tally.summary())?;
+        // One that was told to stop may be waiting for more to read.
+        if self.strict && tally.refused() > 0 {
+            bail!("stopped at the first problem, as --strict says; correct it and run this again");
+        }
+        let read = reading
+            .end()
+            .map_err(|_| anyhow!("a defect of plantstore"))?;
+        read.with_context(|| format!("cannot read {} to the end", self.file.display()))?;
+        match tally.refused() {
+            0 => Ok(()),
+            1 => bail!("one plant {}; correct it and run this again", tally.fate()),
+            some => bail!(
+                "{some} plants {}; correct them and run this again",
+                tally.fate()
+            ),
+        }
+    }
+
+    fn store_all(
+        &self,
+        batches: &Receiver<Batch>,
+        sink: &mut Sink,
+        tally: &mut Tally,
+        progress: &Progress,
+    ) -> anyhow::Result<()> {
+        for mut batch in batches {
+            let line = batch.line();
+            let outcomes = sink.take(&mut batch, self.strict).with_context(|| {
+                format!("stopped before line {line}; once that is put right, run this again")
+            })?;
+            progress.set(batch.bytes_read);
+            tally.take(batch, &outcomes, progress);
+            if self.strict && tally.refused() > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn sink(&self) -> anyhow::Result<Sink> {
+        let location = &self.store.store;
+        let rehearsal = (self.dry_run || self.strict).then(Rehearsal::new);
+        let rehearsal = rehearsal
+            .transpose()
+            .context("cannot make a temporary file")?;
+        if self.dry_run {
+            let store = match Store::open(location) {
+                Err(OpenError::Missing(_) | OpenError::NotMigrated(_)) => None,
+                opened => Some(opened?),
+            };
+            return Ok(Sink {
+                store,
+                token: None,
+                rehearsal,
+            });
+        }
+        let mut store = Store::open_to_import(location)?;
+        match token_named(&mut store, &self.token) {
+            Ok(token) => Ok(Sink {
+                store: Some(store),
+                token: Some(token),
+                rehearsal,
+            }),
+            Err(error) => {
+                abandon(store);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Leaves a store open until the process ends: closing would sync again, and after a failed fsync that may claim success.
+fn abandon<T>(store: T) {
+    std::mem::forget(store);
+}
+
+/// What there is to read, and how much of it.
+fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
+    if path == Path::new("-") {
+        return Ok((Box::new(io::stdin()), None));
+    }
+    let opened = File::open(path).and_then(|file| {
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        Ok((file, metadata.is_file().then_some(metadata.len())))
+    });
+    let (file, bytes) = opened.with_context(|| format!("cannot read {}", path.display()))?;
+    Ok((Box::new(file), bytes))
+}
+
+/// The token of this name, made if it is not there: without a secret that anybody knows, and revoked, so that it says where
+/// plants come from and opens nothing.
+fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
+    let find = |store: &mut Store| -> Result<Option<TokenId>, StoreError> {
+        let tokens = store.tokens()?;
+        let found = tokens.iter().find(|token| *token.name == *name);
+        Ok(found.map(|token| token.id))
+    };
+    if let Some(id) = find(store)? {
+        return Ok(id);
+    }
+    let secret = Token::generate().context("cannot get random numbers")?;
+    let made = store.create_token(&NewToken {
+        name,
+        digest: secret.digest(),
+        expires_at: None,
+        rate_limit: None,
+    })?;
+    if made {
+        store.revoke_token(name)?;
+    }
+    find(store)?.with_context(|| format!("the token {name} was made and is not there"))
+}
+
+/// Where the plants go.
+struct Sink {
+    /// None, if it is not there yet and is not to be made.
+    store: Option<Store>,
+    /// None, if nothing is to be stored.
+    token: Option<TokenId>,
+    /// Of what must be known before it is stored.
+    rehearsal: Option<Rehearsal>,
+}
+
+impl Sink {
+    /// Stores a batch, or finds out what would become of it. If a problem is to end it, what follows the first is left out.
+    fn take(&mut self, batch: &mut Batch, is_strict: bool) -> Result<Vec<Outcome>, StoreError> {
+        let mut rehearsed = self.rehearse(&batch.additions)?;
+        let is_refused = |outcome: &Outcome| matches!(outcome, Outcome::Taken | Outcome::Damaged);
+        if is_strict && let Some(refused) = rehearsed.iter().position(is_refused) {
+            batch.cut_after(refused);
+            rehearsed.truncate(refused + 1);
+        }
+        match (&mut self.store, self.token) {
+            _ if batch.additions.is_empty() => Ok(Vec::new()),
+            (Some(store), Some(token)) => add(store, token, &batch.additions),
+            _ => Ok(rehearsed),
+        }
+    }
+
+    fn rehearse(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
+        let Some(rehearsal) = &mut self.rehearsal else {
+            return Ok(Vec::new());
+        };
+        let stored = match &mut self.store {
+            Some(store) => store.compare(batch)?,
+            None => vec![None; batch.len()],
+        };
+        rehearsal.add(batch, stored)
+    }
+}
+
+/// Adds a batch, and leaves others their share of the store.
+fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
+    for tries_left in (0..BUSY_TRIES).rev() {
+        let begun = Instant::now();
+        // The use of the token makes every batch a write, whose sync covers whatever was written before: without it a plant
+        // could be called there already that an interrupted process had written and not synced.
+        match store.add(batch, &[(token, Timestamp::now())]) {
+            Err(StoreError::Busy(_)) if tries_left > 0 && store.keeps_others_waiting() => {}
+            Ok(outcomes) => {
+                if store.keeps_others_waiting() {
+                    thread::sleep(begun.elapsed().min(PAUSE_MAX));
+                }
+                return Ok(outcomes);
+            }
+            failed => return failed,
+        }
+    }
+    unreachable!("the last try returns")
+}

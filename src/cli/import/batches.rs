@@ -1,0 +1,114 @@
+//! Reading ahead: a thread decodes the next plants while those before are being stored. No more than a few batches exist at a
+//! time.
+
+use std::io::{self, BufRead};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use crate::exchange::Reader;
+use crate::store::{Addition, TokenId};
+
+/// The most plants, and about the most bytes of them, in one transaction: others wait for its end.
+const LEN_MAX: usize = 4096;
+const BYTES_MAX: usize = 2 << 20;
+
+/// Batches that wait to be stored.
+const AHEAD: usize = 2;
+
+/// Plants that are stored together, and what stood between them.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) additions: Vec<Addition>,
+    /// Where each of them stands.
+    pub(super) lines: Vec<u64>,
+    /// What is no plant, where, and why.
+    pub(super) problems: Vec<(u64, String)>,
+    /// How much has been read with it.
+    pub(super) bytes_read: u64,
+}
+
+impl Batch {
+    /// Where it begins.
+    pub(super) fn line(&self) -> u64 {
+        let problems = self.problems.iter().map(|(line, _)| *line);
+        self.lines
+            .iter()
+            .copied()
+            .chain(problems)
+            .min()
+            .unwrap_or(1)
+    }
+
+    /// Leaves out all that stands after this plant.
+    pub(super) fn cut_after(&mut self, last: usize) {
+        let line = self.lines[last];
+        self.additions.truncate(last + 1);
+        self.lines.truncate(last + 1);
+        self.problems.retain(|(problem, _)| *problem < line);
+    }
+
+    fn len(&self) -> usize {
+        self.additions.len() + self.problems.len()
+    }
+}
+
+/// The thread that reads.
+pub(super) struct Reading(JoinHandle<io::Result<()>>);
+
+impl Reading {
+    /// Starts it. It ends with what there is to read, at the first problem if there must be none, or when nobody takes its
+    /// batches any more.
+    pub(super) fn start(
+        reader: Reader<impl BufRead + Send + 'static>,
+        token: TokenId,
+        stop_at_problem: bool,
+    ) -> (Self, Receiver<Batch>) {
+        let (sender, batches) = sync_channel(AHEAD);
+        let thread = thread::spawn(move || read(reader, token, stop_at_problem, &sender));
+        (Self(thread), batches)
+    }
+
+    /// How it ended.
+    pub(super) fn end(self) -> thread::Result<io::Result<()>> {
+        self.0.join()
+    }
+}
+
+fn read(
+    mut reader: Reader<impl BufRead>,
+    token: TokenId,
+    stop_at_problem: bool,
+    batches: &SyncSender<Batch>,
+) -> io::Result<()> {
+    let (mut batch, mut bytes_before) = (Batch::default(), 0);
+    let ended = loop {
+        let entry = match reader.next_entry() {
+            Ok(Some(entry)) => entry,
+            Ok(None) => break Ok(()),
+            // What was read before it is stored.
+            Err(error) => break Err(error),
+        };
+        match entry.plant {
+            Ok(plant) => {
+                batch.additions.push(Addition { plant, token });
+                batch.lines.push(entry.line);
+            }
+            Err(problem) => batch.problems.push((entry.line, problem)),
+        }
+        batch.bytes_read = reader.bytes_read();
+        if stop_at_problem && !batch.problems.is_empty() {
+            break Ok(());
+        }
+        let bytes = batch.bytes_read - bytes_before;
+        if batch.len() >= LEN_MAX || bytes >= BYTES_MAX as u64 {
+            bytes_before = batch.bytes_read;
+            if batches.send(std::mem::take(&mut batch)).is_err() {
+                return Ok(());
+            }
+        }
+    };
+    if batch.len() > 0 {
+        let _ = batches.send(batch);
+    }
+    ended
+}

@@ -1,0 +1,75 @@
+//! What is read, a line at a time, and never more of it in memory than was asked for.
+
+use std::io::{self, BufRead, Read};
+
+use crate::plant::NewPlant;
+
+/// What a line says: a plant, or why it is none.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where it begins, counted from 1.
+    pub line: u64,
+    /// What it is.
+    pub plant: Result<NewPlant, String>,
+}
+
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
+/// Beginnings of what is no text in UTF-8, and what to do about it.
+const OTHERS: [(&[u8], &str); 4] = [
+    (b"\xff\xfe", "it is UTF-16; save it as UTF-8"),
+    (b"\xfe\xff", "it is UTF-16; save it as UTF-8"),
+    (b"\x1f\x8b", "it is compressed; unpack it first"),
+    (
+        b"PK\x03\x04",
+        "it is a spreadsheet or an archive; save it as CSV",
+    ),
+];
+
+/// A text, and how far it has been read.
+pub struct Source<R> {
+    input: R,
+    bytes_read: u64,
+    lines_read: u64,
+}
+
+impl<R: BufRead> Source<R> {
+    /// To be read from its start.
+    pub fn new(input: R) -> Self {
+        Self {
+            input,
+            bytes_read: 0,
+            lines_read: 0,
+        }
+    }
+
+    /// How much has been read.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read
+    }
+
+    /// The number of the line that is read next, counted from 1.
+    pub fn line(&self) -> u64 {
+        self.lines_read + 1
+    }
+
+    /// Appends the next line with its end, but not more than so many bytes. True once the line is over, or the text.
+    pub fn read_line(&mut self, into: &mut Vec<u8>, max: usize) -> io::Result<bool> {
+        let start = into.len();
+        let is_first = self.bytes_read == 0;
+        let read = (&mut self.input).take(max as u64).read_until(b'\n', into)?;
+        self.bytes_read += read as u64;
+        if is_first {
+            let text = &into[start..];
+            if let Some((_, problem)) = OTHERS.iter().find(|(other, _)| text.starts_with(other)) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, *problem));
+            }
+            if text.starts_with(BOM) {
+                into.drain(start..start + BOM.len());
+            }
+        }
+        let is_over = into[start..].ends_with(b"\n");
+        self.lines_read += u64::from(is_over);
+        Ok(is_over || read < max)
+    }
+}

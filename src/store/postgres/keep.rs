@@ -1,0 +1,66 @@
+//! Plants and tokens of another store, kept as they are: with who added them, and when.
+
+use tokio_postgres::types::ToSql;
+
+use crate::store::contract::{PlantRecord, TokenRecord};
+use crate::store::error::StoreError;
+use crate::store::postgres::link::Link;
+use crate::store::postgres::text;
+
+impl Link {
+    /// Keeps plants as they are; leaves what is there.
+    pub async fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        let column = |value: fn(&PlantRecord) -> i64| plants.iter().map(value).collect::<Vec<_>>();
+        let (ids, tokens) = (column(|plant| plant.id), column(|plant| plant.added_by.0));
+        let times: Vec<_> = plants.iter().map(|plant| plant.added_at).collect();
+        let names: Vec<_> = plants
+            .iter()
+            .map(|plant| text::stored(&plant.plant.name))
+            .collect();
+        let tag = |plant: &PlantRecord| {
+            plant
+                .plant
+                .tag
+                .as_deref()
+                .map(|tag| text::stored(tag).into_owned())
+        };
+        let tags: Vec<_> = plants.iter().map(tag).collect();
+        let sql = "INSERT INTO plants (id, name, tag, added_at, added_by)
+                   SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
+                   ON CONFLICT (id) DO NOTHING";
+        let kept = self.until_known(async |session| {
+            let values: [&(dyn ToSql + Sync); 5] = [&ids, &names, &tags, &times, &tokens];
+            session.client.execute(sql, &values).await
+        });
+        kept.await.map(drop)
+    }
+
+    /// Keeps tokens as they are, and brings those up to date that were kept before.
+    pub async fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        for token in tokens {
+            let sql = "INSERT INTO tokens
+                         (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
+                       VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                       ON CONFLICT (id) DO UPDATE
+                       SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at
+                       WHERE tokens.digest = excluded.digest";
+            let digest: &[u8] = token.digest.as_bytes();
+            let rate_limit = token.rate_limit.map(i64::from);
+            let kept = self.until_known(async |session| {
+                let values: [&(dyn ToSql + Sync); 8] = [
+                    &token.id.0,
+                    &&*token.name,
+                    &digest,
+                    &rate_limit,
+                    &token.created_at,
+                    &token.expires_at,
+                    &token.revoked_at,
+                    &token.last_used_at,
+                ];
+                session.client.execute(sql, &values).await
+            });
+            kept.await?;
+        }
+        Ok(())
+    }
+}

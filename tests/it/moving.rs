@@ -1,0 +1,547 @@
+//! Plants in and out as text: exact, safe to run again, within a bounded memory, beside a running server or without one.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::harness::{
+    Server, added_within_a_minute, directory, open, plants, plantstore, postgres, run, run_ok,
+    wait_for_exit, wait_until,
+};
+
+/// Names and tags that only exact copies survive, by id.
+const ODD: &str = r#"{"id":1e3,"name":"\u0000\"a\", b; 'c'\t","tag":""}
+{"id":-9223372036854775808,"name":"\ufeffx\r\ny\rz\n","tag":"\u001a0 \uD83C\uDF35"}
+{"id":9223372036854775807,"name":""}
+{"id":-1,"name":" e\u0301 \u202e","tag":"null"}
+"#;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// Imports this text; gives how it ended.
+fn import(directory: &Path, name: &str, content: impl AsRef<[u8]>, flags: &[&str]) -> Output {
+    fs::write(directory.join(name), content).expect("a file");
+    run(directory, &[&["import", name], flags].concat())
+}
+
+fn import_ok(directory: &Path, name: &str, content: impl AsRef<[u8]>) -> String {
+    let output = import(directory, name, content, &[]);
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stdout)
+}
+
+fn many(ids: std::ops::Range<i64>) -> String {
+    let mut lines = String::new();
+    for id in ids {
+        let _ = writeln!(lines, r#"{{"id":{id},"name":"plant {id}","tag":"many"}}"#);
+    }
+    lines
+}
+
+/// A command whose pipes are in our hands.
+fn piped(directory: &Path, arguments: &[&str]) -> Child {
+    let mut command = plantstore(directory);
+    let pipes = command.args(arguments).stdin(Stdio::piped());
+    let child = pipes.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    child.expect("it starts")
+}
+
+/// The most memory that a process has had so far.
+fn peak_kib(child: &Child) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it runs");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.expect("a peak").trim().trim_end_matches(" kB");
+    peak.parse().expect("a number")
+}
+
+#[test]
+fn what_is_exported_and_imported_elsewhere_is_the_same_to_the_byte() {
+    let here = directory();
+    assert_eq!(
+        import_ok(here.path(), "odd.ndjson", ODD),
+        "added 4, already there 0, taken 0, invalid 0\n"
+    );
+    for name in ["a.ndjson", "a.csv"] {
+        run_ok(here.path(), &["export", name]);
+        let exported = fs::read(here.path().join(name)).expect("a file");
+        let there = directory();
+        import_ok(there.path(), name, &exported);
+        assert_eq!(plants(there.path()), plants(here.path()), "{name}");
+        let format = name.rsplit('.').next().expect("an ending");
+        let again = run(there.path(), &["export", "--format", format]);
+        assert_eq!(again.stdout, exported, "{name}");
+    }
+    let first = r#"{"id":-9223372036854775808,"name":""#;
+    assert!(run_ok(here.path(), &["export"]).starts_with(first));
+}
+
+#[test]
+fn a_second_import_adds_nothing_and_says_so() {
+    let directory = directory();
+    for expected in [
+        "added 10000, already there 0, taken 0, invalid 0\n",
+        "added 0, already there 10000, taken 0, invalid 0\n",
+    ] {
+        assert_eq!(
+            import_ok(directory.path(), "a.ndjson", many(0..10_000)),
+            expected
+        );
+    }
+    assert_eq!(plants(directory.path()).len(), 10_000);
+}
+
+const FAULTY: &str = "id,name,tag
+1,Rose,
+,Tulip,
+2,Lily,
+1,Carnation,
+2,Lily,
+x,,
+3,Iris,\r
+";
+
+#[test]
+fn problems_are_told_by_line_and_the_rest_is_stored() {
+    let directory = directory();
+    let output = import(directory.path(), "a.csv", FAULTY, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        text(&output.stdout),
+        "added 3, already there 1, taken 1, invalid 2\n"
+    );
+    assert_eq!(
+        text(&output.stderr),
+        "line 3: id: missing
+line 5: id: belongs to a different plant
+line 7: id: expected an integer, found text; name: missing
+plantstore: 3 plants not stored; correct them and run this again\n"
+    );
+    let names: Vec<_> = plants(directory.path())
+        .into_iter()
+        .map(|(id, name, _)| (id, name))
+        .collect();
+    let expected = [(1, "Rose"), (2, "Lily"), (3, "Iris")];
+    assert_eq!(names, expected.map(|(id, name)| (id, name.to_owned())));
+}
+
+#[test]
+fn a_strict_import_stores_what_stands_before_the_first_problem() {
+    for (file, stored, problem) in [
+        (FAULTY.to_owned(), 1, "line 3: id: missing"),
+        (
+            FAULTY.replace(",Tulip", "4,Tulip"),
+            3,
+            "line 5: id: belongs to a different plant",
+        ),
+    ] {
+        let directory = directory();
+        let output = import(directory.path(), "a.csv", &file, &["--strict"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(plants(directory.path()).len(), stored, "{file}");
+        let expected = format!(
+            "{problem}\nplantstore: stopped at the first problem, as --strict says; correct it and run this again\n"
+        );
+        assert_eq!(text(&output.stderr), expected);
+    }
+    let directory = directory();
+    let output = import(directory.path(), "a.ndjson", many(0..9000), &["--strict"]);
+    assert!(output.status.success(), "{output:?}");
+    // One that is told to stop does not wait for more to read.
+    let mut child = piped(directory.path(), &["import", "--strict", "-"]);
+    let mut input = child.stdin.take().expect("a pipe");
+    input.write_all(b"{}\n").expect("it reads");
+    assert_eq!(wait_for_exit(&mut child).code(), Some(1));
+}
+
+#[test]
+fn after_a_hundred_problems_the_rest_is_counted() {
+    let directory = directory();
+    let output = import(directory.path(), "a.ndjson", "{}\n".repeat(9000), &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = text(&output.stderr);
+    let told: Vec<_> = told.lines().collect();
+    assert_eq!(told.len(), 102);
+    assert_eq!(told[99], "line 100: id: missing; name: missing");
+    assert_eq!(told[100], "and 8900 more problems");
+    assert!(
+        told[101].contains("9000 plants not stored"),
+        "{}",
+        told[101]
+    );
+}
+
+#[test]
+fn a_dry_run_says_the_same_and_stores_nothing() {
+    let directory = directory();
+    let dry = import(directory.path(), "a.csv", FAULTY, &["--dry-run"]);
+    let files = fs::read_dir(directory.path()).expect("a directory").count();
+    assert_eq!(files, 1, "a store was made");
+    import_ok(directory.path(), "b.csv", "id,name\n3,Iris\n4,Aster\n");
+    let dry_beside = import(directory.path(), "a.csv", FAULTY, &["--dry-run"]);
+    assert_eq!(plants(directory.path()).len(), 2);
+    let real = import(directory.path(), "a.csv", FAULTY, &[]);
+    for (output, summary) in [
+        (
+            &dry,
+            "would be added 3, already there 1, taken 1, invalid 2\n",
+        ),
+        (
+            &dry_beside,
+            "would be added 2, already there 2, taken 1, invalid 2\n",
+        ),
+        (&real, "added 2, already there 2, taken 1, invalid 2\n"),
+    ] {
+        assert_eq!(text(&output.stdout), summary);
+        assert_eq!(output.status.code(), Some(1));
+    }
+    let told = text(&real.stderr).replace("not stored", "would not be stored");
+    assert_eq!(text(&dry.stderr), told);
+    assert_eq!(text(&dry_beside.stderr), told);
+}
+
+#[test]
+fn imported_plants_know_a_token_that_opens_nothing() {
+    let server = Server::start();
+    let here = server.directory();
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    import_ok(here, "a.ndjson", many(1000..1003));
+    let flags = ["--token", "first"];
+    assert!(
+        import(here, "b.ndjson", many(2000..2001), &flags)
+            .status
+            .success()
+    );
+    let names: Vec<_> = added_within_a_minute(here)
+        .into_iter()
+        .map(|(_, name)| name)
+        .collect();
+    assert_eq!(names, ["first", "import", "import", "import", "first"]);
+    let listed = run_ok(here, &["token", "list", "--json"]);
+    let imported = listed.lines().find(|line| line.contains(r#""import""#));
+    let imported = imported.expect("the token");
+    assert!(imported.contains(r#""state":"revoked""#), "{imported}");
+    assert!(!imported.contains(r#""last_used_at":null"#), "{imported}");
+
+    let secret = server.token();
+    let output = import(here, "a.ndjson", "", &["--token", &secret]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("the name of a token"));
+}
+
+#[test]
+fn killed_half_way_and_run_again_it_ends_with_every_plant_once() {
+    let directory = directory();
+    let all = many(0..40_000);
+    fs::write(directory.path().join("all.ndjson"), &all).expect("a file");
+    run_ok(directory.path(), &["migrate"]);
+    let mut child = piped(directory.path(), &["import", "-"]);
+    let mut input = child.stdin.take().expect("a pipe");
+    input
+        .write_all(&all.as_bytes()[..all.len() / 2])
+        .expect("it reads");
+    wait_until("some are stored", || plants(directory.path()).len() > 5_000);
+    child.kill().expect("it runs");
+    child.wait().expect("a child");
+    drop(input);
+    let stored = plants(directory.path()).len();
+    assert!(stored < 40_000);
+    let again = run_ok(directory.path(), &["import", "all.ndjson"]);
+    let expected = format!(
+        "added {}, already there {stored}, taken 0, invalid 0\n",
+        40_000 - stored
+    );
+    assert_eq!(again, expected);
+    assert_eq!(run_ok(directory.path(), &["export"]), all);
+    run_ok(directory.path(), &["check"]);
+}
+
+#[test]
+fn neither_way_takes_more_memory_for_more_plants() {
+    const MIB: u64 = 1024;
+    const PLANTS: usize = 1000;
+    let directory = directory();
+    let mut child = piped(directory.path(), &["import", "-"]);
+    let mut input = child.stdin.take().expect("a pipe");
+    let name = "x".repeat(100_000);
+    let mut line = |id: usize| writeln!(input, r#"{{"id":{id},"name":"{name}"}}"#);
+    (0..PLANTS).try_for_each(&mut line).expect("it reads");
+    let peak = peak_kib(&child);
+    drop(input);
+    assert!(wait_for_exit(&mut child).success());
+    assert!(peak < 64 * MIB, "{peak} KiB");
+
+    let mut child = piped(directory.path(), &["export"]);
+    let mut output = child.stdout.take().expect("a pipe");
+    let mut most = vec![0; PLANTS * name.len() - 1_000_000];
+    output.read_exact(&mut most).expect("an export");
+    let peak = peak_kib(&child);
+    drop(most);
+    let rest = std::io::copy(&mut output, &mut std::io::sink()).expect("an export");
+    assert!(rest > 1_000_000);
+    assert!(wait_for_exit(&mut child).success());
+    assert!(peak < 64 * MIB, "{peak} KiB");
+}
+
+#[test]
+fn an_export_is_of_one_moment_and_holds_up_nobody() {
+    let server = Server::start();
+    let here = server.directory();
+    import_ok(here, "a.ndjson", many(0..20_000));
+    let mut child = piped(here, &["export"]);
+    let mut output = child.stdout.take().expect("a pipe");
+    let mut exported = vec![0];
+    output.read_exact(&mut exported).expect("it has begun");
+    // With more than a pipe holds still to come, at either end of what is there.
+    let name = "x".repeat(100_000);
+    let token = server.token();
+    let mut client = server.connect();
+    for id in 0..300 {
+        let id = if id % 2 == 0 { -1 - id } else { 1_000_000 + id };
+        let body = format!(r#"{{"id":{id},"name":"{name}"}}"#);
+        assert_eq!(client.add(&token, body.as_bytes()).status, 200);
+    }
+    if !postgres::is_under_test() {
+        let log = fs::metadata(here.join("plantstore.db-wal")).expect("a log");
+        assert!(log.len() < 12 << 20, "{} bytes", log.len());
+    }
+    output.read_to_end(&mut exported).expect("the rest");
+    assert!(wait_for_exit(&mut child).success());
+    assert_eq!(text(&exported), many(0..20_000));
+}
+
+#[test]
+fn an_import_beside_a_server_leaves_it_room() {
+    let server = Server::start();
+    let here = server.directory();
+    server.add_ok(r#"{"id":7,"name":"first come"}"#);
+    fs::write(here.join("a.ndjson"), many(0..30_000)).expect("a file");
+    let mut child = piped(here, &["import", "a.ndjson"]);
+    let token = server.token();
+    let mut client = server.connect();
+    let mut added = 0;
+    while child.try_wait().expect("a child").is_none() || added < 10 {
+        let body = format!(r#"{{"id":{},"name":"x"}}"#, 1_000_000 + added);
+        assert_eq!(client.add(&token, body.as_bytes()).status, 200);
+        added += 1;
+    }
+    let output = child.wait_with_output().expect("a child");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("line 8: id: belongs to a different plant\n"));
+    assert_eq!(
+        text(&output.stdout),
+        "added 29999, already there 0, taken 1, invalid 0\n"
+    );
+    assert_eq!(plants(here).len(), 30_000 + added);
+    if !postgres::is_under_test() {
+        let log = fs::metadata(here.join("plantstore.db-wal")).expect("a log");
+        assert!(log.len() < 16 << 20, "{} bytes", log.len());
+    }
+}
+
+#[test]
+fn a_file_that_is_there_is_whole() {
+    let directory = directory();
+    import_ok(directory.path(), "a.ndjson", many(0..20_000));
+    let place = directory.path().join("out.ndjson");
+    let parts = || {
+        let names = fs::read_dir(directory.path()).expect("a directory");
+        let names = names.map(|entry| entry.expect("an entry").file_name());
+        let part = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".part");
+        names.filter(part).count()
+    };
+    fs::write(&place, "as it was").expect("a file");
+    // Into a pipe that takes no more, so that it is not over.
+    let fifo = directory.path().join("fifo");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .expect("mkfifo")
+            .success()
+    );
+    let failed = run(directory.path(), &["export", "nowhere/out.ndjson"]);
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(text(&failed.stderr).contains("cannot write nowhere/out.ndjson"));
+    assert_eq!(
+        run(directory.path(), &["export", "."]).status.code(),
+        Some(1)
+    );
+    assert_eq!(fs::read_to_string(&place).expect("a file"), "as it was");
+
+    let output = run(directory.path(), &["export", "out.ndjson"]);
+    assert!(output.status.success() && output.stdout.is_empty());
+    assert_eq!(text(&output.stderr), "exported: plants 20000\n");
+    assert_eq!(fs::read_to_string(&place).expect("a file"), many(0..20_000));
+    let mode = fs::metadata(&place).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(parts(), 0);
+
+    // What is no file is not replaced by one.
+    let mut child = piped(directory.path(), &["export", "fifo"]);
+    let exported = fs::read_to_string(&fifo).expect("a pipe");
+    assert!(wait_for_exit(&mut child).success());
+    assert_eq!(exported, many(0..20_000));
+    let still = fs::metadata(&fifo).expect("a pipe");
+    assert!(!still.is_file());
+}
+
+#[test]
+fn whoever_has_read_enough_may_go() {
+    let directory = directory();
+    import_ok(directory.path(), "a.ndjson", many(0..20_000));
+    let mut child = piped(directory.path(), &["export"]);
+    let mut output = child.stdout.take().expect("a pipe");
+    output.read_exact(&mut [0; 10]).expect("a beginning");
+    drop(output);
+    let output = child.wait_with_output().expect("a child");
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn what_cannot_be_read_is_told_in_a_sentence() {
+    let directory = directory();
+    run_ok(directory.path(), &["migrate"]);
+    for (arguments, code, expected) in [
+        (
+            &["import", "missing.csv"][..],
+            1,
+            "cannot read missing.csv: No such file",
+        ),
+        (&["import", "."], 1, "cannot read .: is a directory"),
+        (&["import"], 2, "<FILE>"),
+        (
+            &["import", "-", "--format", "xml"],
+            2,
+            "possible values: ndjson, csv",
+        ),
+        (&["import", "-", "--token", "a b"], 2, "letters, digits"),
+        (&["import", "-", "--format", "csv"], 0, ""),
+    ] {
+        let output = run(directory.path(), arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {output:?}"
+        );
+        assert!(text(&output.stderr).contains(expected), "{output:?}");
+    }
+    let output = import(directory.path(), "a.csv", "1,Rose\n", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        text(&output.stderr),
+        "plantstore: cannot read a.csv to the end: line 1: there is no column `id`; \
+         a CSV file begins with a header such as id,name,tag\n"
+    );
+    let missing = run(
+        directory.path(),
+        &["export", "--store", "sqlite:missing.db"],
+    );
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).contains("there is no store"));
+}
+
+/// An import under `strace`, which does to its system calls what it is told to.
+fn import_under_strace(directory: &Path, strace: &[&str]) -> Output {
+    let mut command = Command::new("strace");
+    command
+        .args(["-f", "-q", "-y", "-o", "strace.out"])
+        .args(strace);
+    command.arg(plantstore(directory).get_program());
+    command.args(["import", "a.ndjson", "--store", "sqlite:plantstore.db"]);
+    command
+        .current_dir(directory)
+        .output()
+        .expect("strace runs")
+}
+
+#[test]
+fn after_a_failed_fsync_an_import_claims_nothing() {
+    let directory = directory();
+    fs::write(directory.path().join("a.ndjson"), many(0..100)).expect("a file");
+    let store = ["--store", "sqlite:plantstore.db"];
+    run_ok(directory.path(), &[&["migrate"], &store[..]].concat());
+    for when in ["2+", "3+", "4+"] {
+        let inject = format!("inject=fdatasync:error=EIO:when={when}");
+        let output =
+            import_under_strace(directory.path(), &["-e", "trace=fdatasync", "-e", &inject]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        let trace = fs::read_to_string(directory.path().join("strace.out")).expect("a trace");
+        // SQLite syncs the directory of a new log too; we have done that ourselves.
+        let failed = trace.find("-wal>) = -1 EIO").expect("the failed sync");
+        assert!(!trace[failed..].contains("sync("), "{trace}");
+    }
+}
+
+#[test]
+fn what_is_there_already_is_synced_before_it_is_called_so() {
+    let directory = directory();
+    fs::write(directory.path().join("a.ndjson"), many(0..100)).expect("a file");
+    for _ in 0..2 {
+        let output = import_under_strace(directory.path(), &["-e", "trace=write,fdatasync"]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let trace = fs::read_to_string(directory.path().join("strace.out")).expect("a trace");
+    let claimed = trace.find("already there 100").expect("the summary");
+    let synced = trace[..claimed]
+        .lines()
+        .any(|line| line.contains("fdatasync(") && line.contains("plantstore.db-wal"));
+    assert!(synced, "{trace}");
+}
+
+#[test]
+fn a_plant_from_the_future_does_not_keep_an_export_waiting() {
+    if postgres::is_under_test() {
+        return;
+    }
+    let directory = directory();
+    import_ok(directory.path(), "a.ndjson", many(0..3));
+    let later = "UPDATE plants SET added_at = added_at + 86400000 WHERE id = 1";
+    let store = open(directory.path());
+    store.execute(later, []).expect("SQL");
+    let at: i64 = store
+        .query_row("SELECT added_at FROM plants WHERE id = 1", [], |row| {
+            row.get(0)
+        })
+        .expect("a time");
+    let mut row = crc32fast::Hasher::new();
+    row.update(&1_i64.to_le_bytes());
+    for part in ["plant 1", "many"] {
+        row.update(&(part.len() as u64).to_le_bytes());
+        row.update(part.as_bytes());
+    }
+    row.update(&at.to_le_bytes());
+    row.update(&1_i64.to_le_bytes());
+    let checksum = row.finalize().cast_signed();
+    let update = "UPDATE plants SET checksum = ?1 WHERE id = 1";
+    store.execute(update, [checksum]).expect("SQL");
+    drop(store);
+    assert_eq!(run_ok(directory.path(), &["export"]), many(0..3));
+    // Nor do times go back, whoever adds.
+    import_ok(directory.path(), "b.ndjson", many(3..4));
+    let times = "SELECT count(DISTINCT added_at) FROM plants WHERE id IN (1, 3)";
+    let different: i64 = open(directory.path())
+        .query_row(times, [], |row| row.get(0))
+        .expect("times");
+    assert_eq!(different, 1);
+}
+
+#[test]
+fn ids_are_each_exported_once() {
+    let directory = directory();
+    import_ok(directory.path(), "a.ndjson", many(-3000..3000));
+    let exported = run_ok(directory.path(), &["export", "--format", "csv"]);
+    let ids: HashSet<_> = exported
+        .lines()
+        .skip(1)
+        .map(|line| line.split(',').next().expect("an id"))
+        .collect();
+    assert_eq!((ids.len(), exported.lines().count()), (6000, 6001));
+}
