@@ -1,7 +1,8 @@
 // Facts about the docs page, found out by reading it.
 
 import assert from "node:assert/strict";
-import { execFile, execFileSync } from "node:child_process";
+import { execFile } from "node:child_process";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test as fact } from "node:test";
 import { promisify } from "node:util";
@@ -238,7 +239,7 @@ test("the curl line does what the button does", { permissions: ["clipboard-read"
 
 fact("the policy keeps out other hosts and whatever is injected", { timeout: 60_000 }, async () => {
   const reader = await read(browser, service);
-  const kept_out = await reader.page.evaluate(async () => {
+  const keptOut = await reader.page.evaluate(async () => {
     const found = [];
     document.addEventListener("securitypolicyviolation", (event) => found.push(event.effectiveDirective));
     await fetch("https://example.com/").catch(() => {});
@@ -253,7 +254,7 @@ fact("the policy keeps out other hosts and whatever is injected", { timeout: 60_
     while (found.length < 4) await new Promise((resolve) => requestAnimationFrame(resolve));
     return { found: found.sort(), injected: "injected" in window };
   });
-  assert.deepEqual(kept_out, { found: ["connect-src", "frame-src", "script-src-elem", "style-src-elem"], injected: false });
+  assert.deepEqual(keptOut, { found: ["connect-src", "frame-src", "script-src-elem", "style-src-elem"], injected: false });
   for (const request of reader.asked) assert.equal(new URL(request.url()).origin, service.origin);
   await reader.close();
 });
@@ -301,6 +302,6 @@ test("without JavaScript it reads just as well", { javaScriptEnabled: false }, a
 });
 
 fact("what it is tested with names no registry", () => {
-  const lock = execFileSync("cat", ["package-lock.json"], { encoding: "utf8" });
+  const lock = readFileSync(new URL("package-lock.json", import.meta.url), "utf8");
   assert.ok(lock.includes('"integrity"') && !lock.includes("resolved"));
 });
