@@ -100,7 +100,9 @@ impl Distribution {
     }
 }
 
-/// What one worker has answered. Others only read it, so that it stays in the caches of one core.
+/// What one worker has answered. Others only read it, and it shares no cache line with theirs, so that it stays in the
+/// caches of one core.
+#[repr(align(128))]
 pub struct Answers {
     numbers: Arc<[u32]>,
     /// Answers with an error of the catalogue, in its order.
