@@ -27,12 +27,12 @@ pub(super) struct Restore {
 impl Restore {
     pub(super) fn run(self) -> anyhow::Result<()> {
         match self.store.store.file() {
-            Some(store) => self.into_file(store),
-            None => self.into_database(),
+            Some(store) => self.to_file(store),
+            None => self.to_database(),
         }
     }
 
-    fn into_file(&self, store: &Path) -> anyhow::Result<()> {
+    fn to_file(&self, store: &Path) -> anyhow::Result<()> {
         let progress = Progress::of_bytes(Some(0), "copying");
         let tell = &mut |done, all| progress.reach(done, all);
         let restoration = Restoration::begin(&self.file, store, self.force, tell)?;
@@ -47,7 +47,7 @@ impl Restore {
         Ok(())
     }
 
-    fn into_database(&self) -> anyhow::Result<()> {
+    fn to_database(&self) -> anyhow::Result<()> {
         let location = &self.store.store;
         let mut from = Side {
             store: Store::open_backup(&self.file)?,

@@ -165,3 +165,17 @@ fn two_backups_to_one_file_are_not_mixed_up() {
     assert!(wait_for_exit(&mut first).success());
     run_ok(server.directory(), &["check", "plants.backup"]);
 }
+
+#[test]
+fn a_store_that_is_there_is_not_restored_to_unless_one_says_so() {
+    let mut server = Server::start();
+    add_large(&server, 0..3);
+    run_ok(server.directory(), &["backup", "plants.backup"]);
+    server.kill();
+    let refused = run(server.directory(), &["restore", "plants.backup"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = String::from_utf8(refused.stderr).expect("UTF-8");
+    assert!(said.contains("--force"), "{said}");
+    run_ok(server.directory(), &["restore", "plants.backup", "--force"]);
+    assert_eq!(server.plants().len(), 3);
+}

@@ -6,6 +6,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use crate::store::error::SaveError;
 use crate::store::sqlite::open::{self, beside};
 
@@ -19,45 +21,43 @@ const WITH_LOG: [u8; 2] = [2, 2];
 
 /// Writable by this process alone, and gone with this unless it was put in place.
 pub(super) struct Partial {
+    name: PathBuf,
     path: PathBuf,
-    unfinished: PathBuf,
     file: File,
 }
 
 impl Partial {
     /// Begins a file that will have this name. Whatever has that name stays until the end.
-    pub(super) fn claim(path: PathBuf) -> Result<Self, SaveError> {
-        let unfinished = unfinished(&path);
+    pub(super) fn claim(name: PathBuf) -> Result<Self, SaveError> {
+        let path = unfinished(&name);
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
-            .open(&unfinished)
-            .map_err(failed_to("create", &unfinished))?;
+            // A link that somebody else has put there would lead to a file of ours.
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&path)
+            .map_err(failed_to("create", &path))?;
         match file.try_lock() {
             // One that has just been put in place by the process that held the lock is a good file by now.
-            Ok(()) if is_same(file.metadata(), fs::metadata(&unfinished)) => {}
+            Ok(()) if is_same(file.metadata(), fs::metadata(&path)) => {}
             Ok(()) | Err(TryLockError::WouldBlock) => {
-                return Err(SaveError::InTheMaking(path.display().to_string()));
+                return Err(SaveError::InTheMaking(name.display().to_string()));
             }
-            Err(TryLockError::Error(error)) => return Err(failed_to("lock", &unfinished)(error)),
+            Err(TryLockError::Error(error)) => return Err(failed_to("lock", &path)(error)),
         }
-        let partial = Self {
-            path,
-            unfinished,
-            file,
-        };
+        let partial = Self { name, path, file };
         partial.remove_companions();
         let emptied = partial.file.set_len(0);
-        emptied.map_err(failed_to("empty", &partial.unfinished))?;
+        emptied.map_err(failed_to("empty", &partial.path))?;
         Ok(partial)
     }
 
     /// Where it is until it is whole.
     pub(super) fn path(&self) -> &Path {
-        &self.unfinished
+        &self.path
     }
 
     /// To be written to.
@@ -68,7 +68,7 @@ impl Partial {
     /// What is written is to be on disk. From there it will be read, as it will be one day when it matters.
     pub(super) fn sync(&self) -> Result<(), SaveError> {
         let synced = self.file.sync_all();
-        synced.map_err(failed_to("sync", &self.unfinished))?;
+        synced.map_err(failed_to("sync", &self.path))?;
         #[cfg(target_os = "linux")]
         {
             use rustix::fs::{Advice, fadvise};
@@ -91,7 +91,7 @@ impl Partial {
     /// SQLite itself would make a log beside it for this, and has to be kept from it.
     fn mark(&self, mode: [u8; 2]) -> Result<(), SaveError> {
         let written = self.file.write_all_at(&mode, JOURNAL_MODE_AT);
-        written.map_err(failed_to("write to", &self.unfinished))
+        written.map_err(failed_to("write to", &self.path))
     }
 
     /// Gives it to whoever has the file that it will replace, as far as we may.
@@ -102,22 +102,22 @@ impl Partial {
     /// Gives it its name, for good.
     pub(super) fn put_in_place(self) -> Result<(), SaveError> {
         self.remove_companions();
-        fs::rename(&self.unfinished, &self.path).map_err(failed_to("put in place", &self.path))?;
-        open::sync_directory_of(&self.path).map_err(failed_to("sync the directory of", &self.path))
+        fs::rename(&self.path, &self.name).map_err(failed_to("put in place", &self.name))?;
+        open::sync_directory_of(&self.name).map_err(failed_to("sync the directory of", &self.name))
     }
 
     fn remove_companions(&self) {
         for suffix in COMPANIONS {
-            let _ = fs::remove_file(beside(&self.unfinished, suffix));
+            let _ = fs::remove_file(beside(&self.path, suffix));
         }
     }
 }
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        if is_same(self.file.metadata(), fs::metadata(&self.unfinished)) {
+        if is_same(self.file.metadata(), fs::metadata(&self.path)) {
             self.remove_companions();
-            let _ = fs::remove_file(&self.unfinished);
+            let _ = fs::remove_file(&self.path);
         }
     }
 }

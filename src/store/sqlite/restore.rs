@@ -117,9 +117,9 @@ fn copy(
 /// name until another one takes it. A damaged one, which cannot be laid to rest, is without its log for a moment.
 fn set_aside(store: &Path) -> Result<Option<PathBuf>, SaveError> {
     if store.exists() {
-        match open::lay_to_rest(store) {
-            Err(OpenError::Held(path)) => return Err(OpenError::Held(path).into()),
-            Ok(()) | Err(_) => {}
+        let rested = open::lay_to_rest(store);
+        if let Err(held @ OpenError::Held(_)) = rested {
+            return Err(held.into());
         }
     }
     let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
