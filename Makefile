@@ -7,9 +7,9 @@ DENY_VERSION := 0.20.2
 FAULT_TOOLS := strace libfaketime postgresql haproxy
 
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
-ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving::
+ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving:: saving::
 
-.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth instructions bench-build clean
+.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-backup instructions bench-build clean
 
 test: setup check deny it browser faults-share schemathesis
 	@echo "all is well"
@@ -80,6 +80,10 @@ bench: bench-build
 # The store as it grows to ten million plants, into the same page: about an hour. PLANTS_MAX shortens it.
 bench-growth: bench-build
 	bench/growth
+
+# What a backup costs while it runs: about five minutes. PLANTS, ROUNDS and SECONDS_A_ROUND shorten it.
+bench-backup: bench-build
+	bench/backup
 
 # The binary for itself, so that it is built as it is released.
 bench-build: build

@@ -1,34 +1,31 @@
-//! `plantstore check`, beside a running server or without one.
+//! `plantstore check`, beside a running server or without one, and of a backup, which it leaves as it is.
+
+use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
 
 use crate::cli::output::print;
+use crate::cli::verify::{step_back, verify};
 use crate::config::StoreSettings;
-use crate::store::Store;
-
-/// After so many problems the rest is only counted.
-const TOLD_MAX: usize = 100;
+use crate::store::{Location, Store};
 
 #[derive(Debug, Args)]
 pub(super) struct Check {
+    /// A backup, or the file of a store; what --store says, unless given
+    file: Option<PathBuf>,
+
     #[command(flatten)]
     store: StoreSettings,
 }
 
 impl Check {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let mut problems = 0;
-        let mut told = Ok(());
-        let checked = Store::open(&self.store.store)?.check(&mut |problem| {
-            problems += 1;
-            if problems <= TOLD_MAX && told.is_ok() {
-                told = print(&format!("{problem}\n"));
-            }
-        })?;
-        told?;
+        step_back();
+        let location = self.file.map_or(self.store.store, Location::Sqlite);
+        let (checked, problems) = verify(&mut Store::open(&location)?)?;
         if problems > 0 {
-            bail!("the store is damaged, problems found: {problems}; restore a backup");
+            bail!("{location} is damaged, problems found: {problems}; restore a backup");
         }
         let (plants, tokens) = (checked.plants, checked.tokens);
         print(&format!("no damage: plants {plants}, tokens {tokens}\n"))

@@ -1,6 +1,7 @@
 //! The command line: what was typed, completed from the environment and the file, becomes a
 //! command. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
+mod backup;
 mod check;
 mod copy;
 mod export;
@@ -9,8 +10,11 @@ mod migrate;
 mod openapi;
 mod output;
 mod progress;
+mod restore;
 mod serve;
 mod token;
+mod transfer;
+mod verify;
 
 use std::collections::HashMap;
 use std::fs;
@@ -41,6 +45,10 @@ enum Subcommands {
     /// Make, list and revoke tokens, also while the service runs
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// Copy all that is stored to a file and check that, also while the service runs
+    Backup(backup::Backup),
+    /// Make a store of a backup, while no service runs
+    Restore(restore::Restore),
     /// Read all that is stored and tell what is not as it was stored, also while the service runs
     Check(check::Check),
     /// Write all plants to a file or a pipe, also while the service runs
@@ -64,6 +72,8 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Subcommands::Serve(serve) => serve.run(),
         Subcommands::Token(token) => token.run(),
+        Subcommands::Backup(backup) => backup.run(),
+        Subcommands::Restore(restore) => restore.run(),
         Subcommands::Check(check) => check.run(),
         Subcommands::Export(export) => export.run(),
         Subcommands::Import(import) => import.run(),

@@ -1,5 +1,7 @@
 //! A bar for work that takes long: on a terminal, and nowhere else.
 
+use std::time::Duration;
+
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(super) struct Progress(ProgressBar);
@@ -20,9 +22,28 @@ impl Progress {
         Self::new(bar, template, what)
     }
 
+    /// Of nobody knows how many.
+    pub(super) fn endless(what: &'static str) -> Self {
+        let progress = Self::new(
+            ProgressBar::no_length(),
+            "{msg:10} {spinner} {elapsed}",
+            what,
+        );
+        if !progress.0.is_hidden() {
+            progress.0.enable_steady_tick(Duration::from_millis(100));
+        }
+        progress
+    }
+
     fn new(bar: ProgressBar, template: &str, what: &'static str) -> Self {
         let style = ProgressStyle::with_template(template).expect("a template that is known");
         Self(bar.with_message(what).with_style(style))
+    }
+
+    /// So many are done, of so many.
+    pub(super) fn reach(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
     }
 
     /// So many more are done.

@@ -128,7 +128,7 @@ impl List {
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let name = self.name;
-        match Store::open(&self.store.store)?.revoke_token(&name)? {
+        match Store::open_to_change(&self.store.store)?.revoke_token(&name)? {
             Some(true) => eprintln!("{name} is revoked"),
             Some(false) => eprintln!("{name} was revoked before"),
             None => bail!("there is no token named {name}; `plantstore token list` shows them"),

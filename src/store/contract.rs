@@ -1,7 +1,7 @@
 //! What goes into a store and what comes out of it, the same for every kind of store.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -18,6 +18,16 @@ pub enum Location {
     Sqlite(PathBuf),
     /// In this database.
     Postgres(Box<Url>),
+}
+
+impl Location {
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Sqlite(path) => Some(path),
+            Self::Postgres(_) => None,
+        }
+    }
 }
 
 impl FromStr for Location {
@@ -111,6 +121,17 @@ pub enum Outcome {
     Taken,
     /// The id belongs to a plant that is no longer what was stored: a disk has changed it.
     Damaged,
+}
+
+/// What a check tells while it reads.
+#[derive(Debug)]
+pub enum Finding {
+    /// There are about so many plants to be read.
+    Plants(u64),
+    /// So many more have been read.
+    Read(usize),
+    /// What is not as it was stored, in words.
+    Wrong(String),
 }
 
 /// What a check has read.

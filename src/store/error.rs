@@ -121,9 +121,58 @@ pub enum OpenError {
     Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]
     Held(String),
+    #[error(
+        "{0} is a backup and stays as it is; `plantstore restore {0} --store …` makes a store of it"
+    )]
+    AtRest(String),
+    #[error("there is no file {0}")]
+    NoFile(String),
+    #[error("{0} is not a backup; `plantstore backup` makes one of a store")]
+    NotABackup(String),
     #[error("cannot use the store {path}; if it is damaged, restore a backup")]
     Sqlite {
         path: String,
         source: rusqlite::Error,
     },
+}
+
+/// Why a backup was not made, or not restored: a sentence that says what to do.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the sentences say it")]
+pub enum SaveError {
+    #[error("{0} is there already; choose another name, or have it replaced with --force")]
+    Exists(String),
+    #[error("{0} is there already and is not a backup, so it is not replaced; choose another name")]
+    NotReplaced(String),
+    #[error("{0} is not a file; choose another name")]
+    NotAFile(String),
+    #[error("{0} belongs to the store itself; choose another name")]
+    OwnFile(String),
+    #[error(
+        "{0} is being written by another plantstore; wait for that one, or choose another name"
+    )]
+    InTheMaking(String),
+    #[error("there is no room for {path}; make some, and start again")]
+    NoRoom {
+        path: String,
+        source: rusqlite::Error,
+    },
+    #[error(
+        "cannot {action} {path}; check that its directory exists, that there is room and that this user may write there"
+    )]
+    Io {
+        action: &'static str,
+        path: String,
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<rusqlite::Error> for SaveError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Store(error.into())
+    }
 }

@@ -10,6 +10,7 @@ mod sqlite;
 mod url;
 
 use std::ops::{ControlFlow, RangeInclusive};
+use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -17,12 +18,12 @@ use jiff::Timestamp;
 use crate::token::TokenDigest;
 
 pub use contract::{
-    Addition, Checked, Footprint, Location, NewToken, Outcome, Page, PlantRecord, TokenId,
+    Addition, Checked, Finding, Footprint, Location, NewToken, Outcome, Page, PlantRecord, TokenId,
     TokenRecord,
 };
-pub use error::{OpenError, StoreError, chain};
+pub use error::{OpenError, SaveError, StoreError, chain};
 pub use rehearsal::Rehearsal;
-pub use sqlite::sync_directory_of;
+pub use sqlite::{BackupFile, Restoration, sync_directory_of};
 
 use postgres::Postgres;
 use sqlite::Sqlite;
@@ -47,12 +48,25 @@ pub fn footprint(location: &Location) -> Option<Footprint> {
 }
 
 impl Store {
-    /// Opens a store that is there, beside servers or without any.
+    /// Opens a store that is there to look at it, beside servers or without any; or a backup, which is left as it is.
     pub fn open(location: &Location) -> Result<Self, OpenError> {
+        match location {
+            Location::Sqlite(path) => Sqlite::open_to_read(path).map(Self::Sqlite),
+            Location::Postgres(url) => Postgres::open(url, COMMAND_TIMEOUT).map(Self::postgres),
+        }
+    }
+
+    /// Opens a store that is there to change something in it.
+    pub fn open_to_change(location: &Location) -> Result<Self, OpenError> {
         match location {
             Location::Sqlite(path) => Sqlite::open(path).map(Self::Sqlite),
             Location::Postgres(url) => Postgres::open(url, COMMAND_TIMEOUT).map(Self::postgres),
         }
+    }
+
+    /// Opens a backup to look at it.
+    pub fn open_backup(path: &Path) -> Result<Self, OpenError> {
+        Sqlite::open_backup(path).map(Self::Sqlite)
     }
 
     /// Opens a store, making it if it is not there.
@@ -227,10 +241,31 @@ impl Store {
     }
 
     /// Reads everything, and tells in words what is not as it was stored.
-    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+    pub fn check(&mut self, tell: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
         match self {
-            Self::Sqlite(store) => store.check(wrong),
-            Self::Postgres(store) => store.check(wrong),
+            Self::Sqlite(store) => store.check(tell),
+            Self::Postgres(store) => store.check(tell),
+        }
+    }
+
+    /// Copies everything as it is at this moment, and tells how many pages of how many it has. False, and nothing is
+    /// done, if there are no pages to copy.
+    pub fn copy_pages(
+        &mut self,
+        to: &BackupFile,
+        tell: &mut dyn FnMut(u64, u64),
+    ) -> Result<bool, SaveError> {
+        match self {
+            Self::Sqlite(store) => store.copy_pages(to, tell).map(|()| true),
+            Self::Postgres(_) => Ok(false),
+        }
+    }
+
+    /// From now on whatever takes long leaves most of the time to others.
+    pub fn give_way(&mut self) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.give_way(),
+            Self::Postgres(_) => Ok(()), // the time is another machine's
         }
     }
 }

@@ -21,7 +21,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::store::contract::{
-    Addition, Checked, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, Finding, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::link::Link;
@@ -299,7 +299,7 @@ impl Postgres {
     }
 
     /// Reads everything, and tells in words what none of us has stored.
-    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+    pub fn check(&mut self, tell: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
         self.block_on(async |link| {
             let sql = "SELECT plants.id, plants.added_by, tokens.id IS NULL
                        FROM plants LEFT JOIN tokens ON tokens.id = plants.added_by
@@ -310,11 +310,11 @@ impl Postgres {
                 link.until_known(async |session| session.client.query(sql, &[&escape]).await);
             for row in rows.await? {
                 let (id, token): (i64, i64) = (row.get(0), row.get(1));
-                wrong(if row.get(2) {
+                tell(Finding::Wrong(if row.get(2) {
                     format!("plant {id}: added by token {token}, which is not there")
                 } else {
                     format!("plant {id}: not what was stored")
-                });
+                }));
             }
             let sql = "SELECT (SELECT count(*) FROM plants), (SELECT count(*) FROM tokens)";
             let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);

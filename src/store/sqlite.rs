@@ -1,11 +1,15 @@
 //! Plants and tokens in one SQLite file. Every commit is an fsync, and nothing that was not synced
 //! is ever reported.
 
+mod backup;
 mod check;
 mod checkpoints;
 mod cut;
 mod log;
 mod open;
+mod pace;
+mod partial;
+mod restore;
 mod rows;
 
 use std::ops::{ControlFlow, RangeInclusive};
@@ -18,14 +22,16 @@ use rusqlite::config::DbConfig;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
+pub use backup::BackupFile;
 use open::Lock;
 pub use open::{footprint, sync_directory_of};
+pub use restore::Restoration;
 
 use crate::plant::NewPlant;
 use crate::store::contract::{
-    Addition, Checked, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, Finding, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
-use crate::store::error::{OpenError, StoreError};
+use crate::store::error::{OpenError, SaveError, StoreError};
 use crate::store::sqlite::checkpoints::Checkpoints;
 use crate::store::sqlite::rows::{PlantRow, TokenRow};
 use crate::token::TokenDigest;
@@ -45,6 +51,16 @@ impl Sqlite {
     /// Opens a store that is there, beside a server or without one.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         Ok(Self::new(open::shared(path)?))
+    }
+
+    /// Opens a store that is there to look at it, or a backup, which is left as it is.
+    pub fn open_to_read(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self::new(open::to_read(path)?))
+    }
+
+    /// Opens a backup to look at it.
+    pub fn open_backup(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self::new(open::at_rest(path)?))
     }
 
     /// Opens a store, making it if it is not there.
@@ -329,11 +345,25 @@ impl Sqlite {
     }
 
     /// Reads everything, and tells in words what is not as it was stored.
-    pub fn check(&mut self, wrong: &mut dyn FnMut(String)) -> Result<Checked, StoreError> {
+    pub fn check(&mut self, tell: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
         // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
         self.connection
             .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        Ok(check::check(&self.connection, wrong)?)
+        Ok(check::check(&self.connection, tell)?)
+    }
+
+    /// Copies everything as it is at this moment, and tells how many pages of how many it has.
+    pub fn copy_pages(
+        &mut self,
+        to: &BackupFile,
+        tell: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), SaveError> {
+        backup::copy_pages(&mut self.connection, to, tell)
+    }
+
+    /// From now on whatever takes long leaves most of the time to others.
+    pub fn give_way(&mut self) -> Result<(), StoreError> {
+        Ok(pace::give_way(&mut self.connection)?)
     }
 
     /// Begins a transaction that holds the write lock from the start, so that it cannot fail

@@ -1,5 +1,6 @@
 //! Black-box tests of the real binary: a file a subject, facts as names.
 
+mod backup_files;
 mod catalogue;
 mod command_line;
 mod contract;
@@ -17,6 +18,7 @@ mod moving;
 mod operations;
 mod postgres;
 mod readme;
+mod saving;
 mod serving;
 mod store;
 mod tokens;

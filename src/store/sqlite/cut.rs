@@ -25,7 +25,8 @@ pub(super) fn export(
     connection: &mut Connection,
     hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
 ) -> Result<(), StoreError> {
-    if let Some(cut) = moment_that_is_over(connection)? {
+    let is_backup = connection.is_readonly("main")?; // whose moment is over
+    if !is_backup && let Some(cut) = moment_that_is_over(connection)? {
         return pages(connection, cut, hand_over);
     }
     // The clock was wrong once and is now behind: adds have the same time until it has caught up. Then there is nothing for

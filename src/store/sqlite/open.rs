@@ -21,7 +21,7 @@ use crate::store::sqlite::log;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// "Plnt": marks the file as ours (`file plantstore.db` shows it).
-const APPLICATION_ID: i64 = 0x506c_6e74;
+pub(super) const APPLICATION_ID: u32 = 0x506c_6e74;
 
 /// The schema, a step a version. A step that has been released is never changed.
 const MIGRATIONS: [&str; 2] = [
@@ -67,6 +67,41 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
+/// A connection for looking. A backup is not changed by that, and nothing is made beside it.
+pub(super) fn to_read(path: &Path) -> Result<Connection, OpenError> {
+    match shared(path) {
+        Err(OpenError::AtRest(_)) => at_rest(path),
+        other => other,
+    }
+}
+
+/// A connection for looking at a backup, and at nothing else.
+pub(super) fn at_rest(path: &Path) -> Result<Connection, OpenError> {
+    let name = path.display().to_string();
+    if !path.exists() {
+        return Err(OpenError::NoFile(name));
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
+    match is_at_rest(&connection, path) {
+        Ok(true) => Ok(connection),
+        Ok(false) | Err(OpenError::NotOurs(_)) => Err(OpenError::NotABackup(name)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Has all of a store in its one file, at rest, as a backup is. For this nobody else may have it open.
+pub(super) fn lay_to_rest(path: &Path) -> Result<(), OpenError> {
+    let connection = match connect(path) {
+        Err(OpenError::AtRest(_)) => return Ok(()),
+        other => other?,
+    };
+    match set_and_read_back(&connection, "journal_mode = DELETE", "delete", path) {
+        Err(OpenError::Pragma { path, .. }) => Err(OpenError::Held(path)),
+        other => other,
+    }
+}
+
 /// The file of the database itself, to be synced.
 pub(super) fn file(path: &Path) -> Result<File, OpenError> {
     File::open(path).map_err(failed_to("open", path))
@@ -101,18 +136,27 @@ fn sync_names(path: &Path) -> Result<(), OpenError> {
     sync_directory_of(&real(path)?).map_err(failed_to("sync the directory of", path))
 }
 
-/// The file itself, whatever way leads to it: SQLite keeps its log beside that.
-fn real(path: &Path) -> Result<PathBuf, OpenError> {
-    path.canonicalize().map_err(failed_to("find", path))
+/// The file itself, whatever way leads to it: SQLite keeps its log beside that. It need not be there yet.
+pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
+    let found = path.canonicalize().or_else(|error| match path.file_name() {
+        Some(name) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(directory_of(path).canonicalize()?.join(name))
+        }
+        _ => Err(error),
+    });
+    found.map_err(failed_to("find", path))
 }
 
 /// Makes the entry of this file in its directory survive a power cut.
 pub fn sync_directory_of(path: &Path) -> io::Result<()> {
-    let parent = match path.parent() {
+    File::open(directory_of(path))?.sync_all()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
-    };
-    File::open(parent)?.sync_all()
+    }
 }
 
 /// The sizes of the database and of its log.
@@ -132,7 +176,8 @@ pub(super) fn beside(database: &Path, suffix: &str) -> PathBuf {
     path.into()
 }
 
-fn take_lock(path: &Path) -> Result<Lock, OpenError> {
+/// Makes sure that nobody serves or upgrades the store, and nobody will.
+pub(super) fn take_lock(path: &Path) -> Result<Lock, OpenError> {
     let path = &real(path)?;
     let lock_path = beside(path, "-lock");
     let mut file = OpenOptions::new()
@@ -183,14 +228,17 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
+    connection
+        .busy_timeout(BUSY_TIMEOUT)
+        .map_err(unusable(path))?;
+    // Before anything is changed in a file that is not ours, or at rest.
+    if is_at_rest(&connection, path)? {
+        return Err(OpenError::AtRest(path.display().to_string()));
+    }
     if connection.is_readonly("main").map_err(unusable(path))? {
         let error = io::Error::from(io::ErrorKind::PermissionDenied);
         return Err(failed_to("write to", path)(error));
     }
-    connection
-        .busy_timeout(BUSY_TIMEOUT)
-        .map_err(unusable(path))?;
-    version(&connection, path)?; // before anything is changed in a file that is not ours
     for (pragma, expected) in [
         ("journal_mode = WAL", "wal"),
         ("synchronous = FULL", "2"),
@@ -198,6 +246,9 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
         ("foreign_keys = OFF", "0"),
         // `checkpoints.rs` says why.
         ("wal_autocheckpoint = 0", "0"),
+        // What a long reader, such as a backup, made the log grow beyond this is cut off when it begins again: every
+        // command reads all of it. Without readers it stays shorter.
+        ("journal_size_limit = 33554432", "33554432"),
         // The drive's own cache, on the one system where fsync leaves it out.
         ("fullfsync = ON", "1"),
         ("checkpoint_fullfsync = ON", "1"),
@@ -257,6 +308,16 @@ fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
+/// Whether it is a backup. Every store is in WAL mode from its first moment; a backup is not, so that nothing beside
+/// it is needed to read it.
+fn is_at_rest(connection: &Connection, path: &Path) -> Result<bool, OpenError> {
+    let version = version(connection, path)?;
+    let mode: String = connection
+        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
+        .map_err(unusable(path))?;
+    Ok(version > 0 && mode != "wal")
+}
+
 /// The version of the schema, 0 for an empty file.
 fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
     // One statement, so that it sees another process make all of the schema, or nothing.
@@ -266,7 +327,7 @@ fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
         .query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .map_err(unusable(path))?;
     let empty = (application_id, found, tables) == (0, 0, 0);
-    if application_id != APPLICATION_ID && !empty {
+    if application_id != i64::from(APPLICATION_ID) && !empty {
         return Err(OpenError::NotOurs(path.display().to_string()));
     }
     match u32::try_from(found) {

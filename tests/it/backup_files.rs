@@ -1,0 +1,459 @@
+//! Backups and stores as files: what is refused, what is never overwritten, what a crash leaves.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use crate::harness::{PATIENCE, Server, directory, open, plants, plantstore, run, run_ok};
+use crate::saving::{add_large, files};
+
+const PLANT: &str = r#"{"id":7,"name":"Monstera deliciosa"}"#;
+
+/// Runs a command that must fail with one sentence, and gives that.
+fn refusal(directory: &Path, arguments: &[&str]) -> String {
+    sentence(&run(directory, arguments))
+}
+
+fn sentence(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    stderr
+}
+
+/// The command as somebody who is not root, who may do anything.
+fn as_nobody(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = plantstore(directory);
+    command.args(arguments);
+    if fs::metadata("/proc/self").expect("proc").uid() == 0 {
+        command.uid(65534).gid(65534);
+    }
+    command.output().expect("it runs")
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+}
+
+/// Under `strace`, which does this to its system calls.
+fn with_fault(directory: &Path, fault: &str, arguments: &[&str]) -> Output {
+    let plain = plantstore(directory);
+    let calls = fault.split(':').next().expect("calls");
+    let output = Command::new("strace")
+        .args(["-f", "-qq", "-o", "strace.out", "-e"])
+        .arg(format!("trace={calls}"))
+        .arg("-e")
+        .arg(format!("inject={fault}"))
+        .arg(plain.get_program())
+        .args(arguments)
+        .current_dir(directory)
+        .output();
+    let _ = fs::remove_file(directory.join("strace.out"));
+    output.expect("strace runs")
+}
+
+fn ids(directory: &Path) -> Vec<i64> {
+    plants(directory).into_iter().map(|plant| plant.0).collect()
+}
+
+/// A directory with a backup of plant 7, and a store with 7, 8 and 9 that its server did not end: 9 is in the log.
+fn a_backup_and_a_newer_store(directory: &Path) {
+    let mut server = Server::start_in(directory, &[]);
+    server.add_ok(PLANT);
+    run_ok(directory, &["backup", "plants.backup"]);
+    server.add_ok(r#"{"id":8,"name":"Fern"}"#);
+    server.kill();
+    let mut server = Server::start_in(directory, &[]);
+    server.add_ok(r#"{"id":9,"name":"Ivy"}"#);
+    server.kill();
+    let log = fs::metadata(directory.join("plantstore.db-wal"));
+    assert!(log.expect("a log").len() > 0);
+}
+
+#[test]
+fn nothing_is_overwritten_unless_it_is_a_backup_and_one_says_so() {
+    let server = Server::start();
+    let place = server.directory();
+    server.add_ok(PLANT);
+    run_ok(place, &["backup", "plants.backup"]);
+    let first = fs::read(place.join("plants.backup")).expect("a file");
+    server.add_ok(r#"{"id":8,"name":"Fern"}"#);
+    let said = refusal(place, &["backup", "plants.backup"]);
+    assert!(said.contains("plants.backup is there already"), "{said}");
+    assert_eq!(
+        fs::read(place.join("plants.backup")).expect("a file"),
+        first
+    );
+    run_ok(place, &["backup", "--force", "plants.backup"]);
+    let said = run_ok(place, &["check", "plants.backup"]);
+    assert_eq!(said, "no damage: plants 2, tokens 1\n");
+
+    fs::write(place.join("letter.txt"), "Dear gardener").expect("a file");
+    run_ok(
+        place,
+        &["token", "create", "x", "--store", "sqlite:other.db"],
+    );
+    for theirs in ["letter.txt", "other.db"] {
+        let said = refusal(place, &["backup", "--force", theirs]);
+        assert!(
+            said.contains("is not a backup, so it is not replaced"),
+            "{said}"
+        );
+    }
+    assert_eq!(
+        fs::read_to_string(place.join("letter.txt")).expect("a file"),
+        "Dear gardener"
+    );
+}
+
+#[test]
+fn a_backup_is_never_written_to_the_files_of_the_store() {
+    let server = Server::start();
+    let place = server.directory();
+    server.add_ok(PLANT);
+    std::os::unix::fs::symlink("plantstore.db", place.join("link.db")).expect("a link");
+    fs::hard_link(place.join("plantstore.db"), place.join("hard.db")).expect("a link");
+    let own =
+        ["", "-wal", "-shm", "-lock", "-journal"].map(|suffix| format!("plantstore.db{suffix}"));
+    for own in own
+        .iter()
+        .map(String::as_str)
+        .chain(["./link.db", "hard.db"])
+    {
+        let said = refusal(place, &["backup", "--force", own]);
+        assert!(
+            said.contains("belongs to the store itself"),
+            "{own}: {said}"
+        );
+    }
+    // Where the file would be while it is made.
+    let store = ["--store", "sqlite:a.db-partial"];
+    run_ok(place, &[&["token", "create", "x"], &store[..]].concat());
+    let said = refusal(place, &[&["backup", "a.db"], &store[..]].concat());
+    assert!(said.contains("belongs to the store itself"), "{said}");
+    run_ok(place, &["check", "a.db-partial"]);
+    server.add_ok(r#"{"id":8,"name":"Fern"}"#);
+    run_ok(place, &["check"]);
+}
+
+#[test]
+fn a_place_that_takes_no_backup_is_told_in_one_sentence() {
+    let server = Server::start();
+    let place = server.directory();
+    server.add_ok(PLANT);
+    fs::create_dir(place.join("folder")).expect("a directory");
+    let said = refusal(place, &["backup", "folder"]);
+    assert!(said.contains("folder is not a file"), "{said}");
+    let said = refusal(place, &["backup", "--force", "/dev/null"]);
+    assert!(said.contains("/dev/null is not a file"), "{said}");
+    let said = refusal(place, &["backup", "nowhere/plants.backup"]);
+    assert!(said.contains("check that its directory exists"), "{said}");
+    for (fault, expected) in [
+        (
+            "pwrite64:error=ENOSPC:when=20+",
+            "no room for plants.backup",
+        ),
+        ("fsync:error=EIO", "cannot sync"),
+        ("rename:error=EACCES", "cannot put in place"),
+    ] {
+        add_large(&server, 100..103);
+        let said = sentence(&with_fault(place, fault, &["backup", "plants.backup"]));
+        assert!(said.contains(expected), "{fault}: {said}");
+        let left = files(place);
+        assert!(
+            !left.iter().any(|name| name.starts_with("plants.backup")),
+            "{left:?}"
+        );
+    }
+    let nowhere = directory();
+    let said = refusal(nowhere.path(), &["backup", "plants.backup"]);
+    assert!(said.contains("there is no store"), "{said}");
+    assert_eq!(files(nowhere.path()), [""; 0]);
+}
+
+#[test]
+fn a_backup_is_one_file_for_its_owner_alone_and_no_command_changes_it() {
+    let server = Server::start();
+    server.add_ok(PLANT);
+    let elsewhere = directory();
+    let place = elsewhere.path();
+    let backup = place.join("plants.backup");
+    let name = backup.to_str().expect("UTF-8");
+    run_ok(server.directory(), &["backup", name]);
+    assert_eq!(files(place), ["plants.backup"]);
+    assert_eq!(fs::metadata(&backup).expect("a file").mode() & 0o777, 0o600);
+    let before = fs::read(&backup).expect("a file");
+    assert!(before.starts_with(b"SQLite format 3\0"));
+    assert_eq!(&before[68..72], b"Plnt");
+
+    let store = &format!("sqlite:{name}")[..];
+    let sound = "no damage: plants 1, tokens 1\n";
+    assert_eq!(run_ok(place, &["check", name]), sound);
+    assert_eq!(run_ok(place, &["check", "--store", store]), sound);
+    run_ok(place, &["token", "list", "--store", store]);
+    assert_eq!(
+        run_ok(place, &["export", "--store", store]),
+        format!("{PLANT}\n")
+    );
+    fs::create_dir(place.join("copy")).expect("a directory");
+    fs::write(place.join("copy/one.csv"), "id,name\n1,Fern\n").expect("a file");
+    let to = "sqlite:copy/plantstore.db";
+    run_ok(place, &["copy", "--store", store, "--to", to]);
+    for change in [
+        &["serve", "--listen", "127.0.0.1:0"][..],
+        &["token", "create", "x"],
+        &["token", "revoke", "first"],
+        &["migrate"],
+        &["import", "copy/one.csv"],
+    ] {
+        let said = refusal(place, &[change, &["--store", store]].concat());
+        assert!(
+            said.contains("is a backup and stays as it is"),
+            "{change:?}: {said}"
+        );
+    }
+    assert_eq!(files(place), ["copy", "plants.backup"]);
+    assert_eq!(fs::read(&backup).expect("a file"), before);
+
+    // Where nobody may write.
+    set_mode(&backup, 0o444);
+    set_mode(place, 0o555);
+    let output = as_nobody(place, &["check", name]);
+    set_mode(place, 0o755);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), sound, "{output:?}");
+}
+
+#[test]
+fn what_is_no_sound_backup_is_not_restored() {
+    let server = Server::start();
+    server.add_ok(PLANT);
+    run_ok(server.directory(), &["backup", "plants.backup"]);
+    let backup = fs::read(server.directory().join("plants.backup")).expect("a file");
+    let place = directory();
+    let place = place.path();
+    let file = place.join("plants.backup");
+    let restore = |bytes: &[u8]| {
+        fs::write(&file, bytes).expect("a file");
+        let said =
+            String::from_utf8(run(place, &["restore", "plants.backup"]).stderr).expect("UTF-8");
+        assert_eq!(
+            files(place),
+            ["plants.backup", "plantstore.db-lock"],
+            "{said}"
+        );
+        said
+    };
+    let mut flipped = backup.clone();
+    let at = flipped
+        .windows(8)
+        .position(|part| part == b"Monstera")
+        .expect("a plant");
+    flipped[at] ^= 1;
+    let said = restore(&flipped);
+    assert!(
+        said.contains("plants.backup is damaged, problems found: 1; nothing was changed"),
+        "{said}"
+    );
+    let said = restore(&backup[..backup.len() - 4096]);
+    assert!(said.contains("damaged"), "{said}");
+    for bytes in [&[][..], b"Dear gardener", &[0; 4096], &backup[..50]] {
+        let said = restore(bytes);
+        assert!(said.contains("plants.backup is not a backup"), "{said}");
+    }
+    let said = refusal(place, &["restore", "missing.backup"]);
+    assert!(said.contains("there is no file missing.backup"), "{said}");
+    let said = refusal(place, &["restore", "."]);
+    assert!(said.contains(". is not a backup"), "{said}");
+    // A store that may be in use is not a backup.
+    let store = server.directory().join("plantstore.db");
+    let said = refusal(place, &["restore", store.to_str().expect("UTF-8")]);
+    assert!(
+        said.contains("is not a backup; `plantstore backup` makes one"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_damaged_store_gives_no_backup() {
+    let directory = directory();
+    let place = directory.path();
+    let mut server = Server::start_in(place, &[]);
+    server.add_ok(PLANT);
+    assert!(server.terminate().success());
+    run_ok(place, &["backup", "plants.backup"]);
+    let good = fs::read(place.join("plants.backup")).expect("a file");
+    let mut bytes = fs::read(place.join("plantstore.db")).expect("a file");
+    let at = bytes
+        .windows(8)
+        .position(|part| part == b"Monstera")
+        .expect("a plant");
+    bytes[at] ^= 1;
+    fs::write(place.join("plantstore.db"), bytes).expect("a file");
+    let output = run(place, &["backup", "--force", "plants.backup"]);
+    assert_eq!(output.stdout, b"plant 7: not what was stored\n");
+    assert!(sentence(&output).contains("no backup was made"));
+    assert_eq!(fs::read(place.join("plants.backup")).expect("a file"), good);
+}
+
+#[test]
+fn a_store_in_use_is_not_replaced() {
+    let server = Server::start();
+    let place = server.directory();
+    server.add_ok(PLANT);
+    run_ok(place, &["backup", "plants.backup"]);
+    for force in [&[][..], &["--force"]] {
+        let said = refusal(place, &[&["restore", "plants.backup"], force].concat());
+        assert!(
+            said.contains("is in use by another plantstore (process"),
+            "{said}"
+        );
+    }
+    server.add_ok(r#"{"id":8,"name":"Fern"}"#);
+    let directory = place.to_owned();
+    let mut server = server;
+    server.kill();
+
+    let said = refusal(&directory, &["restore", "plants.backup"]);
+    assert!(said.contains("plantstore.db is there already"), "{said}");
+    // Somebody who only reads is in the way as well: his end would take the log of the next server with it.
+    let reader = open(&directory);
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM plants")
+        .expect("SQL");
+    let said = refusal(&directory, &["restore", "--force", "plants.backup"]);
+    assert!(said.contains("is being used by another program"), "{said}");
+    drop(reader);
+    assert_eq!(ids(&directory), [7, 8]);
+    let said = refusal(&directory, &["restore", "--force", "plantstore.db"]);
+    assert!(said.contains("belongs to the store itself"), "{said}");
+}
+
+#[test]
+fn a_replaced_store_is_kept_whole_and_nothing_of_its_log_is_in_the_new_one() {
+    let directory = directory();
+    let place = directory.path();
+    a_backup_and_a_newer_store(place);
+    let output = run(place, &["restore", "--force", "plants.backup"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let kept = files(place)
+        .into_iter()
+        .find(|name| name.contains("-before-"));
+    let kept = kept.expect("the old store");
+    assert!(said.contains(&kept), "{said}");
+    assert_eq!(ids(place), [7]);
+    let server = Server::start_in(place, &[]);
+    server.add_ok(r#"{"id":9,"name":"another"}"#);
+    assert_eq!(ids(place), [7, 9]);
+    drop(server);
+
+    // And back.
+    assert_eq!(
+        run_ok(place, &["check", &kept]),
+        "no damage: plants 3, tokens 1\n"
+    );
+    fs::create_dir(place.join("again")).expect("a directory");
+    let again = "sqlite:again/plantstore.db";
+    run_ok(place, &["restore", &kept, "--store", again]);
+    assert_eq!(ids(&place.join("again")), [7, 8, 9]);
+}
+
+#[test]
+fn a_damaged_store_is_replaced_and_kept_with_its_log() {
+    let directory = directory();
+    let place = directory.path();
+    a_backup_and_a_newer_store(place);
+    let mut server = Server::start_in(place, &[]);
+    add_large(&server, 100..105);
+    server.kill();
+    let log = place.join("plantstore.db-wal");
+    let mut bytes = fs::read(&log).expect("a log");
+    bytes[..32].fill(0xff);
+    fs::write(&log, &bytes).expect("a log");
+    let said = refusal(place, &["check"]);
+    assert!(said.contains("plantstore.db-wal is damaged"), "{said}");
+    run_ok(place, &["restore", "--force", "plants.backup"]);
+    assert_eq!(ids(place), [7]);
+    let kept: Vec<_> = files(place)
+        .into_iter()
+        .filter(|name| name.contains("-before-"))
+        .collect();
+    assert_eq!(kept.len(), 2, "{kept:?}");
+    assert!(kept[1].ends_with("-wal"), "{kept:?}");
+    assert_eq!(fs::read(place.join(&kept[1])).expect("a file"), bytes);
+    Server::start_in(place, &[]).add_ok(PLANT);
+}
+
+#[test]
+fn a_restore_that_is_killed_at_any_moment_leaves_the_old_store_or_the_new_one() {
+    let origin = directory();
+    a_backup_and_a_newer_store(origin.path());
+    let (mut olds, mut news) = (0, 0);
+    for call in [
+        "pwrite64",
+        "ftruncate",
+        "fsync",
+        "fdatasync",
+        "unlink",
+        "linkat",
+        "rename",
+        "write",
+    ] {
+        for moment in 1.. {
+            let directory = directory();
+            let place = directory.path();
+            for file in files(origin.path())
+                .iter()
+                .filter(|name| !name.ends_with("-shm"))
+            {
+                fs::copy(origin.path().join(file), place.join(file)).expect("a copy");
+            }
+            let fault = format!("{call}:signal=KILL:when={moment}");
+            let restore = with_fault(place, &fault, &["restore", "--force", "plants.backup"]);
+            run_ok(place, &["check"]);
+            match ids(place)[..] {
+                [7, 8, 9] => olds += 1,
+                [7] => news += 1,
+                ref other => panic!("killed at {call} {moment}: {other:?}"),
+            }
+            if restore.status.success() {
+                break;
+            }
+            run_ok(place, &["restore", "--force", "plants.backup"]);
+            assert_eq!(ids(place), [7]);
+            let left = files(place);
+            assert!(
+                !left.iter().any(|name| name.contains("partial")),
+                "{left:?}"
+            );
+            assert!(moment < 100, "it does not end");
+        }
+    }
+    assert!(olds > 10 && news > 10, "{olds} and {news}");
+}
+
+#[test]
+fn a_log_that_a_long_reader_made_grow_is_cut_afterwards_and_adds_go_on() {
+    let server = Server::start();
+    let reader = open(server.directory());
+    reader
+        .execute_batch("BEGIN; SELECT count(*) FROM plants")
+        .expect("SQL");
+    add_large(&server, 1000..1500);
+    let log = server.directory().join("plantstore.db-wal");
+    let size = || fs::metadata(&log).expect("a log").len();
+    assert!(size() > 48 << 20, "{} bytes", size());
+    reader.execute_batch("COMMIT").expect("SQL");
+    let end = Instant::now() + PATIENCE;
+    for id in 0.. {
+        add_large(&server, id..id + 1);
+        if size() <= 32 << 20 {
+            break;
+        }
+        assert!(Instant::now() < end, "{} bytes", size());
+    }
+}
