@@ -4,6 +4,7 @@
 mod check;
 mod checkpoints;
 mod cut;
+mod files;
 mod log;
 mod open;
 mod rows;

@@ -18,6 +18,7 @@ mod operations;
 mod postgres;
 mod readme;
 mod serving;
+mod shipping;
 mod store;
 mod tokens;
 mod watching;
