@@ -17,8 +17,8 @@ const INPUTS: [&str; 8] = [
     "src",
 ];
 
-/// Sets `PLANTSTORE_VERSION` and `PLANTSTORE_COMMIT` for `env!`. Whoever builds without the repository can say what the
-/// commit is, in the variable `PLANTSTORE_COMMIT`; otherwise nothing is said of it.
+/// Sets `PLANTSTORE_VERSION`, `PLANTSTORE_COMMIT` and `PLANTSTORE_COMMIT_DATE` for `env!`. Whoever builds without the
+/// repository can say what the commit is, in the variable `PLANTSTORE_COMMIT`; otherwise nothing is said of it.
 pub fn tell() {
     println!("cargo::rerun-if-env-changed=PLANTSTORE_COMMIT");
     let told = env::var("PLANTSTORE_COMMIT").unwrap_or_default();
@@ -30,9 +30,10 @@ pub fn tell() {
         None => number,
     };
     let commit = commit.unwrap_or_default();
-    let hash = commit.split(' ').next().unwrap_or_default();
+    let (hash, date) = commit.split_once(' ').unwrap_or((&commit, ""));
     println!("cargo::rustc-env=PLANTSTORE_VERSION={version}");
     println!("cargo::rustc-env=PLANTSTORE_COMMIT={hash}");
+    println!("cargo::rustc-env=PLANTSTORE_COMMIT_DATE={date}");
 }
 
 /// `abcdef123456 2026-11-15`, with `-dirty` after the first word if something was changed since. Nothing where this is

@@ -6,3 +6,6 @@ pub const VERSION: &str = env!("PLANTSTORE_VERSION");
 
 /// `abcdef123456`, or `abcdef123456-dirty` when something had been changed since. Empty when nobody knew.
 pub const COMMIT: &str = env!("PLANTSTORE_COMMIT");
+
+/// `2026-11-15`. Empty when nobody knew.
+pub const COMMIT_DATE: &str = env!("PLANTSTORE_COMMIT_DATE");

@@ -8,6 +8,7 @@ use clap::{Args, Command};
 use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::cli::output::print;
+use crate::version::COMMIT_DATE;
 
 #[derive(Debug, Args)]
 pub(super) struct Man {
@@ -45,8 +46,15 @@ fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
 }
 
 fn page(command: &Command) -> anyhow::Result<String> {
+    // Without a date the rest of the line would move up: an empty one is not written.
+    let date = if COMMIT_DATE.is_empty() {
+        " "
+    } else {
+        COMMIT_DATE
+    };
     let page = clap_mangen::Man::new(command.clone())
         .title(name(command).to_uppercase())
+        .date(date)
         .source(format!("plantstore {}", env!("CARGO_PKG_VERSION")))
         .manual("Plant Store");
     let mut text = Vec::new();
