@@ -100,6 +100,8 @@ package: build $(TOOLS)/bin/cargo-deb
 	@scripts/install-missing dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl python3
 	rm -rf $(TARGET)/release/package
 	$(TARGET)/release/plantstore man --to $(TARGET)/release/package/man
+	gzip -9n $(TARGET)/release/package/man/*
+	gzip -9nc CHANGELOG.md > $(TARGET)/release/package/changelog.gz
 	for shell in bash zsh fish; do \
 	  $(TARGET)/release/plantstore completions $$shell > $(TARGET)/release/package/plantstore.$$shell || exit 1; done
 	$(TOOLS)/bin/cargo-deb --no-build --locked --output $(TARGET)/debian/plantstore.deb
