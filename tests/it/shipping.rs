@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::harness::{
     PATIENCE, Server, directory, open, plantstore, postgres, run, run_ok, wait_for_exit, wait_until,
@@ -293,6 +293,16 @@ fn service_manager(directory: &Path) -> UnixDatagram {
     socket
 }
 
+/// A process that ends with the test, however that ends.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn message(socket: &UnixDatagram) -> String {
     let mut bytes = [0; 1024];
     let length = socket.recv(&mut bytes).expect("a message");
@@ -322,10 +332,10 @@ fn systemd_is_told_ready_once_connections_are_taken_and_stopping_once_they_are_d
     if let Some(holder) = &holder {
         holder.execute_batch("BEGIN IMMEDIATE").expect("a lock");
     }
-    let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut child = Started(command.stderr(Stdio::null()).spawn().expect("it starts"));
     if let Some(holder) = &holder {
         let lock = directory.path().join("plantstore.db-lock");
-        let holds = |pid: String| pid.trim() == child.id().to_string();
+        let holds = |pid: String| pid.trim() == child.0.id().to_string();
         wait_until("it is opening the store", || {
             fs::read_to_string(&lock).is_ok_and(holds)
         });
@@ -343,14 +353,14 @@ fn systemd_is_told_ready_once_connections_are_taken_and_stopping_once_they_are_d
     TcpStream::connect(address).expect("it takes connections");
 
     let signal = Command::new("kill")
-        .args(["-TERM", &child.id().to_string()])
+        .args(["-TERM", &child.0.id().to_string()])
         .status();
     assert!(signal.expect("kill runs").success());
     let stopping = message(&systemd);
     let time = stopping.strip_prefix("STOPPING=1\nSTATUS=Draining\nEXTEND_TIMEOUT_USEC=");
     let time: u64 = time.expect(&stopping).parse().expect("a number");
     assert!(time > 90_000_000, "{time}");
-    assert!(wait_for_exit(&mut child).success());
+    assert!(wait_for_exit(&mut child.0).success());
 }
 
 #[test]
