@@ -259,6 +259,7 @@ fn the_packaged_settings_are_all_there_are_with_their_defaults() {
     fs::write(directory.path().join("all.toml"), all).expect("a file");
     let mut command = plantstore(directory.path());
     command.args(["serve", "--config", "all.toml"]);
+    command.env_remove("PLANTSTORE_OPS_LISTEN");
     let server = Server::start_command(command, directory.path());
     server.add_ok(r#"{"id":1,"name":"x"}"#);
 }
