@@ -4,12 +4,13 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
+DEB_VERSION := 3.8.0
 FAULT_TOOLS := strace libfaketime postgresql haproxy
 
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
-ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving:: saving::
+ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving:: saving:: shipping::systemd_is_told
 
-.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-backup instructions bench-build clean
+.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-backup instructions bench-build package clean
 
 test: setup check deny it browser faults-share schemathesis
 	@echo "all is well"
@@ -96,6 +97,24 @@ instructions:
 	@scripts/install-missing valgrind python3
 	$(CARGO) build --release --locked --example instructions
 	bench/instructions
+
+# A Debian package, in $(TARGET)/debian, and `cargo install`: built, checked, installed, used, and taken away again. Needs
+# root, or sudo.
+package: build $(TOOLS)/bin/cargo-deb
+	@scripts/install-missing dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl python3
+	rm -rf $(TARGET)/release/package
+	$(TARGET)/release/plantstore man --to $(TARGET)/release/package/man
+	gzip -9n $(TARGET)/release/package/man/*
+	gzip -9nc CHANGELOG.md > $(TARGET)/release/package/changelog.gz
+	for shell in bash zsh fish; do \
+	  $(TARGET)/release/plantstore completions $$shell > $(TARGET)/release/package/plantstore.$$shell || exit 1; done
+	$(TOOLS)/bin/cargo-deb --no-build --locked --output $(TARGET)/debian/plantstore.deb
+	scripts/check-package $(TARGET)/debian/plantstore.deb
+	$(CARGO) install --path . --locked --root $(TARGET)/installed
+	$(TARGET)/installed/bin/plantstore --version
+
+$(TOOLS)/bin/cargo-deb:
+	$(CARGO) install cargo-deb --version $(DEB_VERSION) --locked --debug --root $(TOOLS)
 
 clean:
 	$(CARGO) clean

@@ -1,5 +1,5 @@
 //! Turns the contract, `openapi.yaml`, into what is served beside it: the JSON of `/openapi.json` and the
-//! page of `/docs`. One source, three spellings.
+//! page of `/docs`. One source, three spellings. And asks which commit this is.
 
 #[path = "build/contract.rs"]
 mod contract;
@@ -7,12 +7,15 @@ mod contract;
 mod html;
 #[path = "build/page.rs"]
 mod page;
+#[path = "build/version.rs"]
+mod version;
 
 use std::{env, error::Error, fs, path::Path};
 
 const TEMPLATE: &str = "src/http/docs/page.html";
 
 fn main() -> Result<(), Box<dyn Error>> {
+    version::tell();
     for source in ["openapi.yaml", TEMPLATE, "build.rs", "build"] {
         println!("cargo::rerun-if-changed={source}");
     }

@@ -13,7 +13,7 @@
 //! 7. [`writer`] gathers plants into batches and answers each once its batch is committed.
 //! 8. [`store`] commits a batch, and keeps the tokens.
 //! 9. [`plant`] and [`token`] are the two things the service knows of.
-//! 10. [`metrics`] are the figures, [`telemetry`] is the log.
+//! 10. [`metrics`] are the figures, [`telemetry`] is the log, [`version`] which plantstore this is.
 
 pub mod cli;
 pub mod config;
@@ -26,6 +26,7 @@ pub mod server;
 pub mod store;
 pub mod telemetry;
 pub mod token;
+pub mod version;
 pub mod writer;
 
 /// Many requests wait for one commit, and what they hold was allocated by one thread and is looked at by another:

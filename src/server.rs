@@ -3,6 +3,7 @@
 
 mod connections;
 mod first_run;
+mod systemd;
 mod workers;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,6 +24,7 @@ use crate::http::{self, BodyLimits, Draining, Tokens};
 use crate::metrics::Metrics;
 use crate::ops::{Limits, Ops};
 use crate::store::{Location, Store};
+use crate::version::VERSION;
 use crate::writer::{Writer, WriterThreads};
 
 use connections::Connections;
@@ -68,7 +70,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     ops.serving(writer.pulse());
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
+        version = VERSION,
         %address,
         ops_address = ops_address.map(tracing::field::display),
         store = %settings.store.store,
@@ -84,6 +86,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         draining.begin();
         ops.draining();
     };
+    systemd::ready(address);
     serve(
         listener,
         connections,
@@ -176,6 +179,7 @@ async fn serve(
         }
     }
     tracing::info!("draining");
+    systemd::stopping(drain_timeout);
     begin_to_end();
     let deadline = Instant::now() + drain_timeout;
     connections.accept_waiting(listener);

@@ -3,9 +3,11 @@
 
 mod backup;
 mod check;
+mod completions;
 mod copy;
 mod export;
 mod import;
+mod man;
 mod migrate;
 mod openapi;
 mod output;
@@ -25,10 +27,11 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::telemetry;
+use crate::version::VERSION;
 
 /// Adds plants over HTTP. A 200 means the plant is on disk; sending it again is always safe.
 #[derive(Debug, Parser)]
-#[command(name = "plantstore", version)]
+#[command(name = "plantstore", version = VERSION)]
 struct Cli {
     /// A TOML file with settings of `serve`; a flag or a variable goes before it
     #[arg(long, global = true, value_name = "FILE")]
@@ -61,6 +64,10 @@ enum Subcommands {
     Migrate(migrate::Migrate),
     /// Print the description of the interface (OpenAPI, YAML)
     Openapi,
+    /// Print what a shell needs to complete these commands
+    Completions(completions::Completions),
+    /// Print the manual page, or write those of all commands
+    Man(man::Man),
 }
 
 /// Parses, runs, prints an error once.
@@ -80,6 +87,8 @@ pub fn run() -> ExitCode {
         Subcommands::Copy(copy) => copy.run(),
         Subcommands::Migrate(migrate) => migrate.run(),
         Subcommands::Openapi => openapi::run(),
+        Subcommands::Completions(completions) => completions.run(command(&HashMap::new())),
+        Subcommands::Man(man) => man.run(command(&HashMap::new())),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,6 +8,7 @@ use crate::metrics::{Distribution, Metrics};
 use crate::ops::process::Process;
 use crate::ops::readiness::State;
 use crate::store::Footprint;
+use crate::version::COMMIT;
 
 const US_A_SECOND: f64 = 1e6;
 
@@ -50,7 +51,10 @@ struct Page {
 impl Page {
     fn write_server(&mut self, state: &State) {
         self.gauge("plantstore_build_info", "What is running; always 1.");
-        let labels = format!("{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+        let labels = format!(
+            "{{version=\"{}\",commit=\"{COMMIT}\"}}",
+            env!("CARGO_PKG_VERSION")
+        );
         self.sample(&labels, 1);
         self.gauge(
             "plantstore_ready",

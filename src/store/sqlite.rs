@@ -5,6 +5,7 @@ mod backup;
 mod check;
 mod checkpoints;
 mod cut;
+mod files;
 mod log;
 mod open;
 mod pace;

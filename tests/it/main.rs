@@ -20,6 +20,7 @@ mod postgres;
 mod readme;
 mod saving;
 mod serving;
+mod shipping;
 mod store;
 mod tokens;
 mod watching;

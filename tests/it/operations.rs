@@ -108,6 +108,11 @@ fn the_walk_through_of_saving_works_as_written() {
 }
 
 #[test]
+fn the_walk_through_of_installing_works_as_written() {
+    walk_through("Installing");
+}
+
+#[test]
 #[ignore = "scripts/with-postgres runs it"]
 fn the_walk_through_of_three_nodes_and_of_moving_house_works_as_written() {
     let place = directory();

@@ -2,7 +2,7 @@
 //! used.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
@@ -161,6 +161,66 @@ fn a_place_that_cannot_be_written_is_told_in_one_sentence() {
     let sentence = String::from_utf8(output.stderr).expect("UTF-8");
     assert!(sentence.contains("this user may write"), "{sentence}");
     assert_eq!(sentence.lines().count(), 1, "{sentence}");
+}
+
+#[test]
+fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
+    if fs::metadata("/proc/self").expect("proc").uid() != 0 {
+        return; // whoever cannot be root cannot do this either
+    }
+    let directory = directory();
+    let owner = 65534;
+    chown(directory.path(), Some(owner), Some(owner)).expect("root may");
+    let start = || {
+        let mut command = plantstore(directory.path());
+        command.args(["serve", "--listen", "127.0.0.1:0"]);
+        command.uid(owner).gid(owner);
+        Server::start_command(command, directory.path())
+    };
+    // Before the service ever ran: the database, its log and the lock are all made by root.
+    let token = run_ok(directory.path(), &["token", "create", "root"]);
+    let mut server = start();
+    let answer = server
+        .connect()
+        .add(token.trim(), br#"{"id":1,"name":"x"}"#);
+    assert_eq!(answer.status, 200);
+    run_ok(directory.path(), &["token", "create", "beside"]);
+    assert!(server.terminate().success());
+
+    // After it has ended, which takes the log away; and after it was killed, which leaves it.
+    run_ok(directory.path(), &["token", "create", "after"]);
+    run_ok(directory.path(), &["check"]);
+    let mut server = start();
+    server.kill();
+    run_ok(directory.path(), &["token", "revoke", "beside"]);
+    let mut server = start();
+    let answer = server
+        .connect()
+        .add(token.trim(), br#"{"id":2,"name":"x"}"#);
+    assert_eq!(answer.status, 200);
+    for file in fs::read_dir(directory.path()).expect("a directory") {
+        let file = file.expect("a file");
+        let of = file.metadata().expect("metadata").uid();
+        assert_eq!(of, owner, "{}", file.path().display());
+    }
+    server.kill();
+}
+
+#[test]
+fn a_link_in_place_of_the_lock_does_not_make_us_write_elsewhere() {
+    let directory = directory();
+    run_ok(directory.path(), &["token", "create", "x"]);
+    let victim = directory.path().join("victim");
+    fs::write(&victim, "theirs").expect("a file");
+    let lock = directory.path().join("plantstore.db-lock");
+    fs::remove_file(&lock).expect("a lock");
+    std::os::unix::fs::symlink(&victim, &lock).expect("a link");
+    let sentence = refusal(directory.path(), &[]);
+    assert!(
+        sentence.contains("cannot open") && sentence.contains("-lock"),
+        "{sentence}"
+    );
+    assert_eq!(fs::read_to_string(&victim).expect("a file"), "theirs");
 }
 
 #[test]

@@ -2,9 +2,8 @@
 //! schema. Every pragma that durability rests on is read back, and none of this takes longer on a
 //! larger store; only the log is read whole.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::store::contract::Footprint;
 use crate::store::error::OpenError;
-use crate::store::sqlite::log;
+use crate::store::sqlite::{files, log};
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
 /// transaction.
@@ -110,14 +109,9 @@ pub(super) fn file(path: &Path) -> Result<File, OpenError> {
 /// Makes an empty file that only its owner can read, if there is none, and sees to it that a power
 /// cut leaves it there. SQLite gives its other files the same mode.
 pub(super) fn create(path: &Path) -> Result<(), OpenError> {
-    match OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-    {
-        Ok(_) => sync_names(path),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+    match files::make(path, files::directory_of(path)) {
+        Ok(true) => sync_names(path),
+        Ok(false) => Ok(()),
         Err(error) => Err(failed_to("create", path)(error)),
     }
 }
@@ -140,7 +134,7 @@ fn sync_names(path: &Path) -> Result<(), OpenError> {
 pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
     let found = path.canonicalize().or_else(|error| match path.file_name() {
         Some(name) if error.kind() == io::ErrorKind::NotFound => {
-            Ok(directory_of(path).canonicalize()?.join(name))
+            Ok(files::directory_of(path).canonicalize()?.join(name))
         }
         _ => Err(error),
     });
@@ -149,14 +143,7 @@ pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
 
 /// Makes the entry of this file in its directory survive a power cut.
 pub fn sync_directory_of(path: &Path) -> io::Result<()> {
-    File::open(directory_of(path))?.sync_all()
-}
-
-fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
+    File::open(files::directory_of(path))?.sync_all()
 }
 
 /// The sizes of the database and of its log.
@@ -180,13 +167,8 @@ pub(super) fn beside(database: &Path, suffix: &str) -> PathBuf {
 pub(super) fn take_lock(path: &Path) -> Result<Lock, OpenError> {
     let path = &real(path)?;
     let lock_path = beside(path, "-lock");
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&lock_path)
+    let mut file = files::make(&lock_path, path)
+        .and_then(|_| files::open(&lock_path))
         .map_err(failed_to("open", &lock_path))?;
     match file.try_lock() {
         Ok(()) => {}

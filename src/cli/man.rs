@@ -1,0 +1,89 @@
+//! `plantstore man`: the manual, made from the same descriptions as the help.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, Command};
+use clap_mangen::roff::{Roff, bold, roman};
+
+use crate::cli::output::print;
+use crate::version::COMMIT_DATE;
+
+#[derive(Debug, Args)]
+pub(super) struct Man {
+    /// Write the pages of all commands, a file each, into this directory instead
+    #[arg(long, value_name = "DIR")]
+    to: Option<PathBuf>,
+}
+
+impl Man {
+    /// Of this command line.
+    pub(super) fn run(&self, command: Command) -> anyhow::Result<()> {
+        let mut command = command.disable_help_subcommand(true);
+        command.build();
+        match &self.to {
+            Some(directory) => {
+                fs::create_dir_all(directory)
+                    .with_context(|| format!("cannot make {}", directory.display()))?;
+                write_pages(&command, directory)
+            }
+            None => print(&page(&command)?),
+        }
+    }
+}
+
+/// The pages of a command and of those below it.
+fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
+    let path = directory.join(format!("{}.1", name(command)));
+    fs::write(&path, page(command)?).with_context(|| format!("cannot write {}", path.display()))?;
+    let below = command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set());
+    below
+        .into_iter()
+        .try_for_each(|below| write_pages(below, directory))
+}
+
+fn page(command: &Command) -> anyhow::Result<String> {
+    // Without a date the rest of the line would move up: an empty one is not written.
+    let date = if COMMIT_DATE.is_empty() {
+        " "
+    } else {
+        COMMIT_DATE
+    };
+    let page = clap_mangen::Man::new(command.clone())
+        .title(name(command).to_uppercase())
+        .date(date)
+        .source(format!("plantstore {}", env!("CARGO_PKG_VERSION")))
+        .manual("Plant Store");
+    let mut text = Vec::new();
+    page.render_title(&mut text)?;
+    page.render_name_section(&mut text)?;
+    page.render_synopsis_section(&mut text)?;
+    page.render_description_section(&mut text)?;
+    page.render_options_section(&mut text)?;
+    if command.has_subcommands() {
+        page.render_subcommands_section(&mut text)?;
+    }
+    exit_status().to_writer(&mut text)?;
+    Ok(String::from_utf8(text)?)
+}
+
+/// `plantstore-token-create`.
+fn name(command: &Command) -> &str {
+    command
+        .get_display_name()
+        .unwrap_or_else(|| command.get_name())
+}
+
+fn exit_status() -> Roff {
+    let mut section = Roff::new();
+    section.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in [("0", "Done."), ("1", "Failed."), ("2", "Wrong usage.")] {
+        section.control("TP", []);
+        section.text([bold(code)]);
+        section.text([roman(meaning)]);
+    }
+    section
+}
