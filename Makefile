@@ -9,7 +9,7 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
 ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving::
 
-.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth instructions bench-build clean
+.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-import instructions bench-build clean
 
 test: setup check deny it browser faults-share schemathesis
 	@echo "all is well"
@@ -80,6 +80,11 @@ bench: bench-build
 # The store as it grows to ten million plants, into the same page: about an hour. PLANTS_MAX shortens it.
 bench-growth: bench-build
 	bench/growth
+
+# A million plants in and out, beside sqlite3's own import: a few minutes. PLANTS and ROUNDS shorten it.
+bench-import: build
+	@scripts/install-missing python3 sqlite3
+	bench/import
 
 # The binary for itself, so that it is built as it is released.
 bench-build: build
