@@ -11,13 +11,14 @@ use rustix::process::geteuid;
 
 /// Makes an empty file. False if there is one already.
 ///
-/// What root makes goes to whoever owns `of`: SQLite does the same with its log. Only a file that is new is given away.
+/// What root makes goes to whoever owns `of`: SQLite does the same with its log. If that is not there yet, as before a
+/// restore, it goes to the owner of the directory. Only a file that is new is given away.
 pub(super) fn make(path: &Path, of: &Path) -> io::Result<bool> {
     let mut options = OpenOptions::new();
     match options.write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => {
             if geteuid().is_root() {
-                let owner = fs::metadata(of)?;
+                let owner = fs::metadata(of).or_else(|_| fs::metadata(directory_of(path)))?;
                 // A root that may not give away, in a container or over NFS, keeps it as it always did.
                 let _ = fchown(&file, Some(owner.uid()), Some(owner.gid()));
             }
