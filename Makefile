@@ -10,7 +10,7 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
 ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving:: saving:: shipping::systemd_is_told
 
-.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-backup instructions bench-build package clean
+.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-backup bench-import instructions bench-build package clean
 
 test: setup check deny it browser faults-share schemathesis
 	@echo "all is well"
@@ -85,6 +85,11 @@ bench-growth: bench-build
 # What a backup costs while it runs: about five minutes. PLANTS, ROUNDS and SECONDS_A_ROUND shorten it.
 bench-backup: bench-build
 	bench/backup
+
+# A million plants in and out, beside sqlite3's own import: a few minutes. PLANTS and ROUNDS shorten it.
+bench-import: build
+	@scripts/install-missing python3 sqlite3
+	bench/import
 
 # The binary for itself, so that it is built as it is released.
 bench-build: build

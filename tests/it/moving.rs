@@ -264,7 +264,7 @@ fn killed_half_way_and_run_again_it_ends_with_every_plant_once() {
 #[test]
 fn neither_way_takes_more_memory_for_more_plants() {
     const MIB: u64 = 1024;
-    const PLANTS: usize = 1000;
+    const PLANTS: usize = 700;
     let directory = directory();
     let mut child = piped(directory.path(), &["import", "-"]);
     let mut input = child.stdin.take().expect("a pipe");

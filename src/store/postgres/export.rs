@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use tokio::time::timeout;
 use tokio_postgres::Error;
 use tokio_postgres::types::ToSql;
@@ -59,7 +59,7 @@ impl Reading<'_> {
         while let Some(first) = next {
             let values: [&(dyn ToSql + Sync); 2] = [&first, &STATEMENT_LEN];
             let rows = self.session.client.query_raw(&select, values);
-            let mut rows = pin!(self.answer(rows).await?);
+            let mut rows = pin!(self.answer(rows).await?.fuse());
             next = None;
             loop {
                 let mut page = Page::default();
