@@ -24,6 +24,10 @@ use crate::exchange::{Format, Reader};
 use crate::store::{Addition, NewToken, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId};
 use crate::token::Token;
 
+/// The most plants in one transaction: if others wait for its end, and if not.
+const LEN_BESIDE: usize = 4096;
+const LEN_ALONE: usize = 16384;
+
 /// How often a batch is tried while others have the store. Each time is a wait of some seconds.
 const BUSY_TRIES: usize = 12;
 
@@ -70,8 +74,12 @@ impl Import {
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let input = BufReader::with_capacity(READ_BUFFER, input);
         let reader = Reader::new(input, format, self.body.max_body_bytes);
-        let (reading, batches) =
-            Reading::start(reader, sink.token.unwrap_or(TokenId(0)), self.strict);
+        let (reading, batches) = Reading::start(
+            reader,
+            sink.token.unwrap_or(TokenId(0)),
+            sink.len_max(),
+            self.strict,
+        );
 
         let mut tally = Tally::new(self.dry_run);
         let progress = Progress::of_bytes(bytes, "importing");
@@ -210,6 +218,13 @@ struct Sink {
 }
 
 impl Sink {
+    fn len_max(&self) -> usize {
+        match &self.store {
+            Some(store) if store.keeps_others_waiting() => LEN_BESIDE,
+            _ => LEN_ALONE,
+        }
+    }
+
     /// Stores a batch, or finds out what would become of it. If a problem is to end it, what follows the first is left out.
     fn take(&mut self, batch: &mut Batch, is_strict: bool) -> Result<Vec<Outcome>, StoreError> {
         let mut rehearsed = self.rehearse(&batch.additions)?;

@@ -8,9 +8,8 @@ use std::thread::{self, JoinHandle};
 use crate::exchange::Reader;
 use crate::store::{Addition, TokenId};
 
-/// The most plants, and about the most bytes of them, in one transaction: others wait for its end.
-const LEN_MAX: usize = 4096;
-const BYTES_MAX: usize = 2 << 20;
+/// About the most bytes in one transaction.
+const BYTES_MAX: u64 = 2 << 20;
 
 /// Batches that wait to be stored.
 const AHEAD: usize = 2;
@@ -61,10 +60,11 @@ impl Reading {
     pub(super) fn start(
         reader: Reader<impl BufRead + Send + 'static>,
         token: TokenId,
+        len_max: usize,
         stop_at_problem: bool,
     ) -> (Self, Receiver<Batch>) {
         let (sender, batches) = sync_channel(AHEAD);
-        let thread = thread::spawn(move || read(reader, token, stop_at_problem, &sender));
+        let thread = thread::spawn(move || read(reader, token, len_max, stop_at_problem, &sender));
         (Self(thread), batches)
     }
 
@@ -77,6 +77,7 @@ impl Reading {
 fn read(
     mut reader: Reader<impl BufRead>,
     token: TokenId,
+    len_max: usize,
     stop_at_problem: bool,
     batches: &SyncSender<Batch>,
 ) -> io::Result<()> {
@@ -100,7 +101,7 @@ fn read(
             break Ok(());
         }
         let bytes = batch.bytes_read - bytes_before;
-        if batch.len() >= LEN_MAX || bytes >= BYTES_MAX as u64 {
+        if batch.len() >= len_max || bytes >= BYTES_MAX {
             bytes_before = batch.bytes_read;
             if batches.send(std::mem::take(&mut batch)).is_err() {
                 return Ok(());
