@@ -152,6 +152,15 @@ pub struct Footprint {
     pub log: u64,
 }
 
+/// A plant that was asked for.
+#[derive(Debug)]
+pub enum Found {
+    /// As it was stored.
+    Plant(PlantRecord),
+    /// The one with this id is no longer what was stored.
+    Damaged(i64),
+}
+
 /// A token to keep: everything but the secret.
 #[derive(Debug)]
 pub struct NewToken<'a> {

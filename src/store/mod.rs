@@ -6,6 +6,7 @@ mod contract;
 mod error;
 mod postgres;
 mod rehearsal;
+mod search;
 mod sqlite;
 mod url;
 
@@ -18,11 +19,12 @@ use jiff::Timestamp;
 use crate::token::TokenDigest;
 
 pub use contract::{
-    Addition, Checked, Finding, Footprint, Location, NewToken, Outcome, Page, PlantRecord, TokenId,
-    TokenRecord,
+    Addition, Checked, Finding, Footprint, Found, Location, NewToken, Outcome, Page, PlantRecord,
+    TokenId, TokenRecord,
 };
 pub use error::{OpenError, SaveError, StoreError, chain};
 pub use rehearsal::Rehearsal;
+pub use search::{Days, Place, Statistics, Walk, Wanted};
 pub use sqlite::{BackupFile, Restoration, sync_directory_of};
 
 use postgres::Postgres;
@@ -221,6 +223,49 @@ impl Store {
         match self {
             Self::Sqlite(store) => store.plants(&ids, page_len),
             Self::Postgres(store) => store.plants(&ids, page_len),
+        }
+    }
+
+    /// Looks at so many of the newest plants of a time, for those that are wanted: along the index, so that it
+    /// takes no longer in a larger store.
+    pub fn walk(&mut self, wanted: &Wanted, len: u32) -> Result<Walk, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.walk(wanted, len),
+            Self::Postgres(store) => store.walk(wanted, len),
+        }
+    }
+
+    /// Looks at every plant: where so many of the newest stand that are wanted. Tells now and then how many more
+    /// it has read, if it knows.
+    pub fn search(
+        &mut self,
+        wanted: &Wanted,
+        len: u32,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Place>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.search(wanted, len, read),
+            Self::Postgres(store) => store.search(wanted, len),
+        }
+    }
+
+    /// The plants with these ids, in this order, without those that are not there.
+    pub fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.found(ids),
+            Self::Postgres(store) => store.found(ids),
+        }
+    }
+
+    /// What there is to say of all plants. Tells now and then how many more it has read, if it knows.
+    pub fn statistics(
+        &mut self,
+        days: Days,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Statistics, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.statistics(days, read),
+            Self::Postgres(store) => store.statistics(days),
         }
     }
 

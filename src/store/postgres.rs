@@ -6,9 +6,12 @@ mod export;
 mod keep;
 mod link;
 mod rows;
+mod search;
 mod session;
+mod statistics;
 mod text;
 mod tls;
+mod tokens;
 
 use std::ops::{ControlFlow, RangeInclusive};
 use std::time::Duration;
@@ -21,12 +24,13 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::store::contract::{
-    Addition, Checked, Finding, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::link::Link;
 use crate::store::postgres::session::{ConnectError, STEPS, VERSION};
 use crate::store::postgres::tls::Tls;
+use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
 use crate::store::url::Url;
 use crate::token::TokenDigest;
 
@@ -193,72 +197,28 @@ impl Postgres {
 
     /// Keeps a new token. False when the name is taken.
     pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
-        let id = number(&token.digest);
-        let rate_limit = token.rate_limit.map(i64::from);
-        let now = Timestamp::now();
-        // The same digest is this very token, stored by an attempt whose answer was lost.
-        let sql = "INSERT INTO tokens (id, name, digest, rate_limit, created_at, expires_at)
-                   VALUES ($1, $2, $3, $4, $5, $6)
-                   ON CONFLICT (name) DO UPDATE SET name = excluded.name
-                   WHERE tokens.digest = excluded.digest";
-        let digest: &[u8] = token.digest.as_bytes();
-        let rows = self.block_on(async |link| {
-            link.until_known(async |session| {
-                let values: [&(dyn ToSql + Sync); 6] = [
-                    &id,
-                    &token.name,
-                    &digest,
-                    &rate_limit,
-                    &now,
-                    &token.expires_at,
-                ];
-                session.client.execute(sql, &values).await
-            })
-            .await
-        })?;
-        Ok(rows == 1)
+        self.block_on(async |link| link.create_token(token).await)
     }
 
     /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
     /// revoked before.
     pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
-        let now = Timestamp::now();
-        self.block_on(async |link| {
-            let sql = "UPDATE tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING revoked_at";
-            let row = link
-                .until_known(async |session| session.client.query_opt(sql, &[&name, &now]).await)
-                .await?;
-            Ok(row.map(|row| row.get::<_, Timestamp>(0).as_microsecond() == now.as_microsecond()))
-        })
+        self.block_on(async |link| link.revoke_token(name).await)
     }
 
     /// Whether there is any token, revoked ones included.
     pub fn has_tokens(&mut self) -> Result<bool, StoreError> {
-        self.block_on(async |link| {
-            let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
-            let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
-            Ok(row.await?.get(0))
-        })
+        self.block_on(async |link| link.has_tokens().await)
     }
 
     /// Every token, oldest first.
     pub fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
-        self.block_on(async |link| {
-            let sql = "SELECT * FROM tokens ORDER BY created_at, id";
-            let rows = link.until_known(async |session| session.client.query(sql, &[]).await);
-            rows.await?.iter().map(rows::token_record).collect()
-        })
+        self.block_on(async |link| link.tokens().await)
     }
 
     /// The token with this digest.
     pub fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
-        let digest: &[u8] = digest.as_bytes();
-        self.block_on(async |link| {
-            let sql = "SELECT * FROM tokens WHERE digest = $1";
-            let row =
-                link.until_known(async |session| session.client.query_opt(sql, &[&digest]).await);
-            row.await?.as_ref().map(rows::token_record).transpose()
-        })
+        self.block_on(async |link| link.token(digest).await)
     }
 
     /// How many plants there are.
@@ -286,6 +246,26 @@ impl Postgres {
             });
             rows.await?.iter().map(rows::plant_record).collect()
         })
+    }
+
+    /// Looks at so many of the newest plants of a time, for those that are wanted.
+    pub fn walk(&mut self, wanted: &Wanted, len: u32) -> Result<Walk, StoreError> {
+        self.block_on(async |link| link.walk(wanted, len).await)
+    }
+
+    /// Looks at every plant: where so many of the newest stand that are wanted.
+    pub fn search(&mut self, wanted: &Wanted, len: u32) -> Result<Vec<Place>, StoreError> {
+        self.block_on(async |link| link.search(wanted, len).await)
+    }
+
+    /// The plants with these ids, in this order, without those that are not there.
+    pub fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
+        self.block_on(async |link| link.found(ids).await)
+    }
+
+    /// What there is to say of all plants.
+    pub fn statistics(&mut self, days: Days) -> Result<Statistics, StoreError> {
+        self.block_on(async |link| link.statistics(days).await)
     }
 
     /// Keeps plants of another store as they are; leaves what is there.
@@ -349,10 +329,4 @@ fn was_made(error: &Error) -> bool {
         SqlState::DUPLICATE_OBJECT,
     ];
     error.code().is_some_and(|code| made.contains(code))
-}
-
-/// The number of a token: positive, and unlike any other, as its digest is.
-fn number(digest: &TokenDigest) -> i64 {
-    let (first, _) = digest.as_bytes().split_at(8);
-    i64::from_be_bytes(first.try_into().expect("8 bytes")) & i64::MAX
 }

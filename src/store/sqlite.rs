@@ -12,6 +12,11 @@ mod pace;
 mod partial;
 mod restore;
 mod rows;
+mod scan;
+mod search;
+mod statistics;
+mod tally;
+mod tokens;
 
 use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
@@ -30,11 +35,12 @@ pub use restore::Restoration;
 
 use crate::plant::NewPlant;
 use crate::store::contract::{
-    Addition, Checked, Finding, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
+    Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, SaveError, StoreError};
+use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
 use crate::store::sqlite::checkpoints::Checkpoints;
-use crate::store::sqlite::rows::{PlantRow, TokenRow};
+use crate::store::sqlite::rows::PlantRow;
 use crate::token::TokenDigest;
 
 /// One connection to the database.
@@ -199,53 +205,13 @@ impl Sqlite {
 
     /// Keeps a new token. False when the name is taken.
     pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
-        let row = TokenRow {
-            name: token.name,
-            digest: token.digest.as_bytes(),
-            rate_limit: token.rate_limit,
-            created_at: Timestamp::now().as_millisecond(),
-            expires_at: token.expires_at.map(Timestamp::as_millisecond),
-            revoked_at: None,
-        };
-        let transaction = self.write()?;
-        let inserted = transaction.execute(
-            "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at, checksum)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (name) DO NOTHING",
-            params![
-                row.name,
-                row.digest,
-                row.rate_limit,
-                row.created_at,
-                row.expires_at,
-                row.checksum(),
-            ],
-        )?;
-        transaction.commit()?;
-        Ok(inserted == 1)
+        Ok(tokens::create(self.write()?, token)?)
     }
 
     /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
     /// revoked before.
     pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
-        let transaction = self.write()?;
-        let sql = "SELECT * FROM tokens WHERE name = ?1";
-        let known = transaction.query_row(sql, [name], rows::token).optional()?;
-        let Some(token) = known else {
-            return Ok(None);
-        };
-        if token.revoked_at.is_some() {
-            return Ok(Some(false));
-        }
-        let revoked = TokenRow {
-            revoked_at: Some(Timestamp::now().as_millisecond()),
-            ..TokenRow::from(&token)
-        };
-        transaction.execute(
-            "UPDATE tokens SET revoked_at = ?2, checksum = ?3 WHERE id = ?1",
-            params![token.id.0, revoked.revoked_at, revoked.checksum()],
-        )?;
-        transaction.commit()?;
-        Ok(Some(true))
+        Ok(tokens::revoke(self.write()?, name)?)
     }
 
     /// Whether there is any token, revoked ones included.
@@ -304,6 +270,40 @@ impl Sqlite {
         cut::export(&mut self.connection, hand_over)
     }
 
+    /// Looks at so many of the newest plants of a time, for those that are wanted.
+    pub fn walk(&mut self, wanted: &Wanted, len: u32) -> Result<Walk, StoreError> {
+        Ok(search::walk(&self.connection, wanted, len)?)
+    }
+
+    /// Looks at every plant: where so many of the newest stand that are wanted. Tells how many it has read.
+    pub fn search(
+        &mut self,
+        wanted: &Wanted,
+        len: u32,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Place>, StoreError> {
+        Ok(search::search(
+            &self.connection,
+            wanted,
+            len as usize,
+            read,
+        )?)
+    }
+
+    /// The plants with these ids, in this order, without those that are not there.
+    pub fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
+        Ok(search::found(&self.connection, ids)?)
+    }
+
+    /// What there is to say of all plants. Tells how many it has read.
+    pub fn statistics(
+        &mut self,
+        days: Days,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Statistics, StoreError> {
+        Ok(statistics::statistics(&self.connection, days, read)?)
+    }
+
     /// Keeps plants of another store as they are; leaves what is there.
     pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
         let transaction = self.write()?;
@@ -318,31 +318,7 @@ impl Sqlite {
 
     /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
     pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        let transaction = self.write()?;
-        for token in tokens {
-            let row = TokenRow::from(token);
-            transaction.execute(
-                "INSERT OR IGNORE INTO tokens
-                   (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
-                 ON CONFLICT (id) DO UPDATE
-                 SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at,
-                     checksum = excluded.checksum
-                 WHERE digest = excluded.digest",
-                params![
-                    token.id.0,
-                    row.name,
-                    row.digest,
-                    row.rate_limit,
-                    row.created_at,
-                    row.expires_at,
-                    row.revoked_at,
-                    token.last_used_at.map(Timestamp::as_millisecond),
-                    row.checksum(),
-                ],
-            )?;
-        }
-        Ok(transaction.commit()?)
+        Ok(tokens::keep(self.write()?, tokens)?)
     }
 
     /// Reads everything, and tells in words what is not as it was stored.

@@ -25,6 +25,9 @@ pub(super) const SELECT_CUT: &str =
     "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id >= ?1 AND +added_at <= ?2
      ORDER BY id";
 
+pub(super) const SELECT_ALL: &str =
+    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id BETWEEN ?1 AND ?2";
+
 /// What `insert` runs: it leaves what is there.
 pub(super) const INSERT_PLANT: &str =
     "INSERT INTO plants (id, name, tag, added_at, added_by, checksum)

@@ -1,0 +1,226 @@
+//! Looking for plants, the same for every kind of store: where a plant stands by time, which ones are wanted, and what
+//! there is to say of all of them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use jiff::Timestamp;
+
+use crate::plant::Plant;
+
+/// How many tags are told apart in the statistics: those of the most plants.
+pub const TAGS_MAX: u32 = 10;
+
+/// For how many days the statistics tell what was added.
+pub const DAYS: usize = 14;
+
+const DAY_MICROSECONDS: i64 = 86_400_000_000;
+
+/// Where a plant stands among all of them: by time, and by id within the same moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// When it was added: microseconds since 1970, as precise as any store is.
+    pub microsecond: i64,
+    /// Its id.
+    pub id: i64,
+}
+
+impl Place {
+    /// Before every plant, and within what every engine takes for a time: the year 1.
+    pub const FIRST: Self = Self {
+        microsecond: -62_135_596_800_000_000,
+        id: i64::MIN,
+    };
+    /// After every plant: in the year 9999.
+    pub const END: Self = Self {
+        microsecond: 253_402_200_000_000_000,
+        id: i64::MIN,
+    };
+
+    /// Before every plant of this moment, and after those of any earlier one.
+    pub fn at(time: Timestamp) -> Self {
+        let microsecond = time.as_microsecond();
+        // What is left of the moment below a microsecond is over.
+        let rounded_up = microsecond + i64::from(time.subsec_nanosecond() % 1000 > 0);
+        Self {
+            microsecond: rounded_up.clamp(Self::FIRST.microsecond, Self::END.microsecond),
+            id: i64::MIN,
+        }
+    }
+
+    /// The moment.
+    pub fn time(&self) -> Timestamp {
+        let clamped = self
+            .microsecond
+            .clamp(Self::FIRST.microsecond, Self::END.microsecond);
+        Timestamp::from_microsecond(clamped).expect("within the range of times")
+    }
+}
+
+/// Such as 2026-11-15T12:00:07.123Z/42.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.time(), self.id)
+    }
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parsed = text.split_once('/').and_then(|(time, id)| {
+            let place = Self::at(time.parse().ok()?);
+            let id = id.parse().ok()?;
+            Some(Self { id, ..place })
+        });
+        parsed
+            .ok_or_else(|| "expected a time and an id, such as 2026-11-15T12:00:00Z/42".to_owned())
+    }
+}
+
+/// Which plants are looked for.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// From there on.
+    pub since: Place,
+    /// Up to there, and without the one that stands there.
+    pub before: Place,
+    /// With this tag.
+    pub tag: Option<String>,
+    /// With this in their name, just as it is written.
+    pub name_part: Option<String>,
+}
+
+impl Wanted {
+    /// Whether this is one of them, as far as its own words go.
+    pub fn matches(&self, plant: &Plant) -> bool {
+        let with_tag = self.tag.is_none() || self.tag == plant.tag;
+        let part = self.name_part.as_deref();
+        with_tag && part.is_none_or(|part| plant.name.contains(part))
+    }
+
+    /// Whether every plant of the time is one of them.
+    pub fn is_any(&self) -> bool {
+        self.tag.is_none() && self.name_part.is_none()
+    }
+}
+
+/// How far a walk from plant to plant has come.
+#[derive(Debug)]
+pub struct Walk {
+    /// Those that are wanted, newest first.
+    pub found: Vec<Place>,
+    /// How many were looked at.
+    pub looked_at: u64,
+    /// The last of them; none, if there are no more.
+    pub last: Option<Place>,
+}
+
+/// What there is to say of all plants.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// How many there are.
+    pub plants: u64,
+    /// How many of them are no longer what was stored, and counted nowhere else.
+    pub damaged: u64,
+    /// How many have no tag.
+    pub without_tag: u64,
+    /// The tags of the most plants, and of how many: those of which that is certain.
+    pub tags: Vec<(String, u64)>,
+    /// How many plants were added on each of the last days, today last.
+    pub days: [u64; DAYS],
+    /// How many tokens there are, revoked ones included.
+    pub tokens: u64,
+    /// What the plants and tokens take on disk, as far as the store can tell.
+    pub database_bytes: Option<u64>,
+    /// What the log takes beside that, if it is a file of ours.
+    pub log_bytes: Option<u64>,
+}
+
+/// The last days, in UTC, today last.
+#[derive(Debug, Clone, Copy)]
+pub struct Days {
+    first: i64,
+}
+
+impl Days {
+    /// Up to this moment.
+    pub fn until(now: Timestamp) -> Self {
+        let today = now.as_microsecond().div_euclid(DAY_MICROSECONDS);
+        let before = i64::try_from(DAYS).expect("a few") - 1;
+        Self {
+            first: today - before,
+        }
+    }
+
+    /// When the first of them begins.
+    pub fn begin(self) -> Timestamp {
+        Timestamp::from_microsecond(self.first * DAY_MICROSECONDS).expect("not long ago")
+    }
+
+    /// The position of the day of this moment.
+    pub fn position(self, microsecond: i64) -> Option<usize> {
+        self.position_of_day(microsecond.div_euclid(DAY_MICROSECONDS))
+    }
+
+    /// The position of a day, counted from 1970.
+    pub fn position_of_day(self, day: i64) -> Option<usize> {
+        let position = usize::try_from(day.checked_sub(self.first)?).ok()?;
+        (position < DAYS).then_some(position)
+    }
+
+    /// When each begins.
+    pub fn each(self) -> impl Iterator<Item = Timestamp> {
+        (self.first..)
+            .take(DAYS)
+            .map(|day| Timestamp::from_microsecond(day * DAY_MICROSECONDS).expect("not long ago"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_read_as_it_is_written() {
+        for text in [
+            "2026-11-15T12:00:07.123456Z/42",
+            "2026-11-15T12:00:07Z/-9223372036854775808",
+        ] {
+            let place: Place = text.parse().expect("a place");
+            assert_eq!(place.to_string(), text);
+        }
+        for bad in [
+            "",
+            "/",
+            "2026-11-15T12:00:07Z",
+            "42",
+            "now/42",
+            "2026-11-15T12:00:07Z/x",
+        ] {
+            assert!(bad.parse::<Place>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn places_stand_between_the_first_and_the_end() {
+        for time in [Timestamp::MIN, Timestamp::UNIX_EPOCH, Timestamp::MAX] {
+            let place = Place::at(time);
+            assert!(place >= Place::FIRST && place <= Place::END);
+        }
+        assert_eq!(Place::FIRST.time().to_string(), "0001-01-01T00:00:00Z");
+        assert!(Place::END.time().to_string().starts_with("9999-12-3"));
+    }
+
+    #[test]
+    fn the_last_days_end_today() {
+        let now: Timestamp = "2026-11-15T23:59:59.999Z".parse().expect("a time");
+        let days = Days::until(now);
+        assert_eq!(days.begin().to_string(), "2026-11-02T00:00:00Z");
+        assert_eq!(days.each().count(), DAYS);
+        assert_eq!(days.position(now.as_microsecond()), Some(DAYS - 1));
+        assert_eq!(days.position(days.begin().as_microsecond()), Some(0));
+        assert_eq!(days.position(days.begin().as_microsecond() - 1), None);
+        assert_eq!(days.position(now.as_microsecond() + 1000), None);
+    }
+}

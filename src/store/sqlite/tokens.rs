@@ -1,0 +1,84 @@
+//! Tokens in SQLite, written with their checksums, each change in a transaction that is given.
+
+use jiff::Timestamp;
+use rusqlite::{Error, OptionalExtension, Transaction, params};
+
+use crate::store::contract::{NewToken, TokenRecord};
+use crate::store::sqlite::rows::{self, TokenRow};
+
+/// Keeps a new token. False when the name is taken.
+pub(super) fn create(transaction: Transaction<'_>, token: &NewToken<'_>) -> Result<bool, Error> {
+    let row = TokenRow {
+        name: token.name,
+        digest: token.digest.as_bytes(),
+        rate_limit: token.rate_limit,
+        created_at: Timestamp::now().as_millisecond(),
+        expires_at: token.expires_at.map(Timestamp::as_millisecond),
+        revoked_at: None,
+    };
+    let inserted = transaction.execute(
+        "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at, checksum)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (name) DO NOTHING",
+        params![
+            row.name,
+            row.digest,
+            row.rate_limit,
+            row.created_at,
+            row.expires_at,
+            row.checksum(),
+        ],
+    )?;
+    transaction.commit()?;
+    Ok(inserted == 1)
+}
+
+/// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
+/// revoked before.
+pub(super) fn revoke(transaction: Transaction<'_>, name: &str) -> Result<Option<bool>, Error> {
+    let sql = "SELECT * FROM tokens WHERE name = ?1";
+    let known = transaction.query_row(sql, [name], rows::token).optional()?;
+    let Some(token) = known else {
+        return Ok(None);
+    };
+    if token.revoked_at.is_some() {
+        return Ok(Some(false));
+    }
+    let revoked = TokenRow {
+        revoked_at: Some(Timestamp::now().as_millisecond()),
+        ..TokenRow::from(&token)
+    };
+    transaction.execute(
+        "UPDATE tokens SET revoked_at = ?2, checksum = ?3 WHERE id = ?1",
+        params![token.id.0, revoked.revoked_at, revoked.checksum()],
+    )?;
+    transaction.commit()?;
+    Ok(Some(true))
+}
+
+/// Keeps tokens of another store as they are, and brings those up to date that it kept before.
+pub(super) fn keep(transaction: Transaction<'_>, tokens: &[TokenRecord]) -> Result<(), Error> {
+    for token in tokens {
+        let row = TokenRow::from(token);
+        transaction.execute(
+            "INSERT OR IGNORE INTO tokens
+               (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+             ON CONFLICT (id) DO UPDATE
+             SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at,
+                 checksum = excluded.checksum
+             WHERE digest = excluded.digest",
+            params![
+                token.id.0,
+                row.name,
+                row.digest,
+                row.rate_limit,
+                row.created_at,
+                row.expires_at,
+                row.revoked_at,
+                token.last_used_at.map(Timestamp::as_millisecond),
+                row.checksum(),
+            ],
+        )?;
+    }
+    transaction.commit()
+}
