@@ -6,14 +6,20 @@ mod check;
 mod completions;
 mod copy;
 mod export;
+mod get;
 mod import;
+mod list;
+mod listed;
 mod man;
 mod migrate;
+mod newest;
 mod openapi;
 mod output;
 mod progress;
 mod restore;
 mod serve;
+mod stats;
+mod text;
 mod token;
 mod transfer;
 mod verify;
@@ -26,6 +32,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::cli::output::is_closed_pipe;
 use crate::telemetry;
 use crate::version::VERSION;
 
@@ -48,6 +55,12 @@ enum Subcommands {
     /// Make, list and revoke tokens, also while the service runs
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// List plants, newest first, also while the service runs
+    List(list::List),
+    /// Show one plant, with who added it and when
+    Get(get::Get),
+    /// Count plants, by tag and by day, and tell what they take on disk
+    Stats(stats::Stats),
     /// Copy all that is stored to a file and check that, also while the service runs
     Backup(backup::Backup),
     /// Make a store of a backup, while no service runs
@@ -79,6 +92,9 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Subcommands::Serve(serve) => serve.run(),
         Subcommands::Token(token) => token.run(),
+        Subcommands::List(list) => list.run(),
+        Subcommands::Get(get) => get.run(),
+        Subcommands::Stats(stats) => stats.run(),
         Subcommands::Backup(backup) => backup.run(),
         Subcommands::Restore(restore) => restore.run(),
         Subcommands::Check(check) => check.run(),
@@ -92,6 +108,7 @@ pub fn run() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             telemetry::say(format!("plantstore: {error:#}\n"));
             ExitCode::FAILURE

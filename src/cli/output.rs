@@ -1,8 +1,17 @@
-//! What a command says on standard output.
+//! What a command says on standard output: whole, or not at all; and tables.
 
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use anyhow::Context;
+use rustix::termios::tcgetwinsize;
+
+use crate::cli::text::{padded, width};
+
+/// A column is not padded any further: one long cell must not make every line long.
+const PADDED_MAX: usize = 60;
+
+/// If nobody knows.
+const TERMINAL_COLUMNS: usize = 80;
 
 /// Writes all of it, or says that it could not.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
@@ -11,21 +20,51 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
         .context("cannot write to standard output")
 }
 
-/// Columns as wide as their widest cell; names are ASCII, so characters are columns.
+/// Whether it was our reader who had enough, as `head` has.
+pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}
+
+/// How wide the terminal is that standard output goes to, if it goes to one.
+pub(super) fn terminal_columns() -> Option<usize> {
+    let stdout = io::stdout();
+    stdout.is_terminal().then(|| match tcgetwinsize(&stdout) {
+        Ok(size) if size.ws_col > 0 => size.ws_col.into(),
+        _ => TERMINAL_COLUMNS,
+    })
+}
+
+/// Columns as wide as their widest cell.
 pub(super) fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
-    let mut widths = [0; N];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.len().max(*width);
-        }
+    Table::default().rows(rows)
+}
+
+/// A table that grows: columns stay as wide as they are, or become wider.
+pub(super) struct Table<const N: usize> {
+    widths: [usize; N],
+}
+
+impl<const N: usize> Default for Table<N> {
+    fn default() -> Self {
+        Self { widths: [0; N] }
     }
-    let line = |row: [String; N]| {
-        let cells = row
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:width$}"));
-        let line = cells.collect::<Vec<_>>().join("  ");
-        format!("{}\n", line.trim_end())
-    };
-    rows.into_iter().map(line).collect()
+}
+
+impl<const N: usize> Table<N> {
+    /// Some rows of it.
+    pub(super) fn rows(&mut self, rows: Vec<[String; N]>) -> String {
+        for row in &rows {
+            for (column, cell) in self.widths.iter_mut().zip(row) {
+                *column = width(cell).min(PADDED_MAX).max(*column);
+            }
+        }
+        let line = |row: [String; N]| {
+            let cells = row.iter().zip(self.widths);
+            let cells = cells.map(|(cell, width)| padded(cell, width));
+            let line = cells.collect::<Vec<_>>().join("  ");
+            format!("{}\n", line.trim_end())
+        };
+        rows.into_iter().map(line).collect()
+    }
 }

@@ -35,6 +35,12 @@ impl Progress {
         progress
     }
 
+    /// Of plants, nobody knows how many.
+    pub(super) fn counting(what: &'static str) -> Self {
+        let template = "{msg:10} {human_pos}  {per_sec}";
+        Self::new(ProgressBar::no_length(), template, what)
+    }
+
     fn new(bar: ProgressBar, template: &str, what: &'static str) -> Self {
         let style = ProgressStyle::with_template(template).expect("a template that is known");
         Self(bar.with_message(what).with_style(style))

@@ -14,6 +14,7 @@ mod first_run;
 mod harness;
 mod house;
 mod log;
+mod looking;
 mod moving;
 mod operations;
 mod postgres;

@@ -103,6 +103,11 @@ fn moving_plants_in_and_out_works_as_written() {
 }
 
 #[test]
+fn looking_works_as_written() {
+    walk_through("Looking");
+}
+
+#[test]
 fn the_walk_through_of_saving_works_as_written() {
     walk_through("Saving");
 }
