@@ -204,6 +204,21 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
         assert_eq!(of, owner, "{}", file.path().display());
     }
     server.kill();
+
+    // And where there is no store yet, or no longer: after a disk was replaced.
+    let elsewhere = crate::harness::directory();
+    let backup = elsewhere.path().join("backup.db");
+    let backup = backup.to_str().expect("UTF-8");
+    run_ok(directory.path(), &["backup", backup]);
+    for file in fs::read_dir(directory.path()).expect("a directory") {
+        fs::remove_file(file.expect("a file").path()).expect("root may");
+    }
+    run_ok(directory.path(), &["restore", backup]);
+    let server = start();
+    let answer = server
+        .connect()
+        .add(token.trim(), br#"{"id":3,"name":"x"}"#);
+    assert_eq!(answer.status, 200);
 }
 
 #[test]

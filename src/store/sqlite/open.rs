@@ -109,7 +109,7 @@ pub(super) fn file(path: &Path) -> Result<File, OpenError> {
 /// Makes an empty file that only its owner can read, if there is none, and sees to it that a power
 /// cut leaves it there. SQLite gives its other files the same mode.
 pub(super) fn create(path: &Path) -> Result<(), OpenError> {
-    match files::make(path, files::directory_of(path)) {
+    match files::make(path, path) {
         Ok(true) => sync_names(path),
         Ok(false) => Ok(()),
         Err(error) => Err(failed_to("create", path)(error)),

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -92,11 +92,6 @@ impl Partial {
     fn mark(&self, mode: [u8; 2]) -> Result<(), SaveError> {
         let written = self.file.write_all_at(&mode, JOURNAL_MODE_AT);
         written.map_err(failed_to("write to", &self.path))
-    }
-
-    /// Gives it to whoever has the file that it will replace, as far as we may.
-    pub(super) fn take_owner_from(&self, other: &Metadata) {
-        let _ = fchown(&self.file, Some(other.uid()), Some(other.gid()));
     }
 
     /// Gives it its name, for good.

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use crate::store::contract::Location;
 use crate::store::error::{OpenError, SaveError};
+use crate::store::sqlite::files;
 use crate::store::sqlite::open::{self, Lock, beside};
 use crate::store::sqlite::partial::{Partial, failed_to, is_backup, is_same, unfinished};
 
@@ -79,9 +80,7 @@ impl Restoration {
             return Err(SaveError::Exists(self.store.display().to_string()));
         }
         self.partial.mark_in_use()?;
-        if let Ok(there) = fs::metadata(&self.store) {
-            self.partial.take_owner_from(&there);
-        }
+        files::give_to_owner_of(&self.store, self.partial.file());
         self.partial.sync()?;
         let kept = set_aside(&self.store)?;
         self.partial.put_in_place()?;
