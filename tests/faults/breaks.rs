@@ -105,7 +105,7 @@ fn build(name: &str, file: &str, before: &str, after: &str) -> PathBuf {
         .expect("target");
     let copy = target.join("broken").join(name);
     let _ = fs::remove_dir_all(&copy);
-    for part in [".cargo", "src", "migrations"] {
+    for part in [".cargo", "build", "migrations", "src"] {
         copy_all(&root.join(part), &copy.join(part));
     }
     for part in ["Cargo.lock", "build.rs", "openapi.yaml"] {
