@@ -17,8 +17,9 @@ const INPUTS: [&str; 8] = [
     "src",
 ];
 
-/// Sets `PLANTSTORE_VERSION`, `PLANTSTORE_COMMIT` and `PLANTSTORE_COMMIT_DATE` for `env!`. Whoever builds without the
-/// repository can say what the commit is, in the variable `PLANTSTORE_COMMIT`; otherwise nothing is said of it.
+/// Sets `BUILT_VERSION`, `BUILT_COMMIT` and `BUILT_COMMIT_DATE` for `env!`. Whoever builds without the repository can say
+/// what the commit is, in the variable `PLANTSTORE_COMMIT`; otherwise nothing is said of it. (That is another name:
+/// cargo hands what is set here on to tests, and a build within one would find its commit changed.)
 pub fn tell() {
     println!("cargo::rerun-if-env-changed=PLANTSTORE_COMMIT");
     let told = env::var("PLANTSTORE_COMMIT").unwrap_or_default();
@@ -31,9 +32,9 @@ pub fn tell() {
     };
     let commit = commit.unwrap_or_default();
     let (hash, date) = commit.split_once(' ').unwrap_or((&commit, ""));
-    println!("cargo::rustc-env=PLANTSTORE_VERSION={version}");
-    println!("cargo::rustc-env=PLANTSTORE_COMMIT={hash}");
-    println!("cargo::rustc-env=PLANTSTORE_COMMIT_DATE={date}");
+    println!("cargo::rustc-env=BUILT_VERSION={version}");
+    println!("cargo::rustc-env=BUILT_COMMIT={hash}");
+    println!("cargo::rustc-env=BUILT_COMMIT_DATE={date}");
 }
 
 /// `abcdef123456 2026-11-15`, with `-dirty` after the first word if something was changed since. Nothing where this is

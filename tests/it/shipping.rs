@@ -45,7 +45,8 @@ impl Asking {
         let directory = directory();
         let ours = concat!(env!("CARGO_MANIFEST_DIR"), "/build");
         let script = "#[path = \"build/version.rs\"] mod version; fn main() { version::tell() }";
-        let main = "fn main() { println!(\"{}|{}\", env!(\"PLANTSTORE_VERSION\"), env!(\"PLANTSTORE_COMMIT\")) }";
+        let main =
+            "fn main() { println!(\"{}|{}\", env!(\"BUILT_VERSION\"), env!(\"BUILT_COMMIT\")) }";
         let manifest =
             "[package]\nname = \"asking\"\nversion = \"1.2.3\"\nedition = \"2024\"\n[workspace]\n";
         bash(
