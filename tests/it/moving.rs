@@ -263,8 +263,9 @@ fn killed_half_way_and_run_again_it_ends_with_every_plant_once() {
 
 #[test]
 fn neither_way_takes_more_memory_for_more_plants() {
-    const MIB: u64 = 1024;
-    const PLANTS: usize = 700;
+    // Two thirds of what the plants take: what a batch takes on its way differs by store and by the moment.
+    const PEAK_KIB_MAX: u64 = 96 << 10;
+    const PLANTS: usize = 1500;
     let directory = directory();
     let mut child = piped(directory.path(), &["import", "-"]);
     let mut input = child.stdin.take().expect("a pipe");
@@ -274,7 +275,7 @@ fn neither_way_takes_more_memory_for_more_plants() {
     let peak = peak_kib(&child);
     drop(input);
     assert!(wait_for_exit(&mut child).success());
-    assert!(peak < 64 * MIB, "{peak} KiB");
+    assert!(peak < PEAK_KIB_MAX, "{peak} KiB");
 
     let mut child = piped(directory.path(), &["export"]);
     let mut output = child.stdout.take().expect("a pipe");
@@ -285,7 +286,7 @@ fn neither_way_takes_more_memory_for_more_plants() {
     let rest = std::io::copy(&mut output, &mut std::io::sink()).expect("an export");
     assert!(rest > 1_000_000);
     assert!(wait_for_exit(&mut child).success());
-    assert!(peak < 64 * MIB, "{peak} KiB");
+    assert!(peak < PEAK_KIB_MAX, "{peak} KiB");
 }
 
 #[test]
