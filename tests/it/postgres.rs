@@ -67,7 +67,7 @@ fn a_server_that_can_lose_or_tear_what_it_wrote_is_refused_by_the_name_of_its_se
             sleep 0.1
           done
           code=0
-          "$PLANTSTORE" serve --listen 127.0.0.1:0 --store "$store" 2>&1 || code=$?
+          timeout 20 "$PLANTSTORE" serve --listen 127.0.0.1:0 --ops-listen off --store "$store" 2>&1 || code=$?
           echo "exit code $code"
           psql -qX "$store" -c "ALTER SYSTEM RESET $setting" -c "SELECT pg_reload_conf()" >/dev/null
         done"#;
