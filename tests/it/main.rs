@@ -1,5 +1,6 @@
 //! Black-box tests of the real binary: a file a subject, facts as names.
 
+mod architecture;
 mod backup_files;
 mod catalogue;
 mod command_line;
@@ -12,7 +13,7 @@ mod faults;
 mod first_run;
 #[allow(dead_code, reason = "the fault suite uses the rest")]
 mod harness;
-mod house;
+
 mod log;
 mod looking;
 mod moving;
