@@ -13,11 +13,12 @@
 //! 7. [`writer`] gathers plants into batches and answers each once its batch is committed.
 //! 8. [`store`] commits a batch, and keeps the tokens.
 //! 9. [`plant`] and [`token`] are the two things the service knows of.
-//! 10. [`metrics`] are the figures, [`telemetry`] is the log, [`version`] which plantstore this is.
+//! 10. [`metrics`] are the figures, [`telemetry`] is the log, [`fs`] writes files, [`version`] is the version of this build.
 
 pub mod cli;
 pub mod config;
 pub mod exchange;
+pub mod fs;
 pub mod http;
 pub mod metrics;
 pub mod ops;

@@ -200,7 +200,7 @@ async fn serve(
     Ok(())
 }
 
-const FAILED: &str = "the store can no longer be trusted; look at its disk, then start again";
+const FAILED: &str = "the server stopped because its store cannot be used any more";
 const STUCK: &str = "the disk did not take in time what had not been acknowledged; look at it";
 
 /// SIGTERM and ctrl-c.

@@ -33,22 +33,25 @@ pub(super) struct Export {
 
 impl Export {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let mut store = Store::open(&self.store.store)?;
+        let location = &self.store.store;
+        let mut store = Store::open(location)?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let cannot_write = || format!("cannot write {}", self.file.display());
-        let target = Target::open(&self.file).with_context(cannot_write)?;
+        let target = Target::open(&self.file, location.file())?;
         let mut out = BufWriter::with_capacity(WRITE_BUFFER, target);
         let is_watched = io::stderr().is_terminal()
             && !(out.get_ref().is_standard_output() && io::stdout().is_terminal());
-        let written = write_all(&mut store, format, &mut out, is_watched)?
-            .and_then(|plants| out.into_inner()?.finish().map(|()| plants));
+        let written = write_all(&mut store, format, &mut out, is_watched)?;
+        let written = written.and_then(|plants| Ok((plants, out.into_inner()?)));
         match written {
-            Ok(plants) if self.file != Path::new("-") => {
-                eprintln!("exported: plants {plants}");
+            Ok((plants, target)) => {
+                target.finish()?;
+                if self.file != Path::new("-") {
+                    eprintln!("exported: plants {plants}");
+                }
                 Ok(())
             }
-            Ok(_) => Ok(()),
-            // Whoever reads has read enough.
+            // The reader has ended.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             Err(error) => Err(error).with_context(cannot_write),
         }

@@ -1,6 +1,8 @@
 //! `plantstore man`: the manual, made from the same descriptions as the help.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -8,6 +10,7 @@ use clap::{Args, Command};
 use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::cli::output::print;
+use crate::fs::{AtomicFile, Replace};
 use crate::version::COMMIT_DATE;
 
 #[derive(Debug, Args)]
@@ -36,7 +39,12 @@ impl Man {
 /// The pages of a command and of those below it.
 fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
     let path = directory.join(format!("{}.1", name(command)));
-    fs::write(&path, page(command)?).with_context(|| format!("cannot write {}", path.display()))?;
+    let file = AtomicFile::create(&path, Replace::RegularFile, None)?;
+    let written = file.file().write_all(page(command)?.as_bytes());
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    // Manual pages are for everybody.
+    file.file().set_permissions(Permissions::from_mode(0o644))?;
+    file.persist()?;
     let below = command
         .get_subcommands()
         .filter(|below| !below.is_hide_set());

@@ -1,17 +1,21 @@
 //! The first run: a store without any token gets one named `first`, in a file beside the database,
 //! and a greeting with a command that works when pasted. The token itself goes to no log.
 
-use std::fs::{self, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::fs::Permissions;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::store::{NewToken, Store, sync_directory_of};
+use crate::fs::{AtomicFile, Replace, open_existing};
+use crate::store::{NewToken, Store};
 use crate::telemetry;
 use crate::token::Token;
+
+/// Far more than a token and a line end.
+const TOKEN_FILE_LEN_MAX: u64 = 1024;
 
 /// Makes the first token unless there is any token already; gives the file that holds it.
 pub(super) fn make_first_token(
@@ -23,23 +27,13 @@ pub(super) fn make_first_token(
     }
     let path = database.with_file_name("plantstore.token");
     // The file comes first: a crash between the two leaves a file whose token is then used.
-    let token = match fs::read_to_string(&path) {
-        Ok(text) => Token::parse(text.trim()).with_context(|| {
-            let path = path.display();
-            format!("{path} is there but holds no token; move it away, then start again")
-        })?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let token = Token::generate().context("cannot get random numbers")?;
-            write_token(&path, &token)
-                .with_context(|| format!("cannot write {}", path.display()))?;
-            token
-        }
-        Err(error) => {
-            return Err(error).with_context(|| format!("cannot read {}", path.display()));
-        }
+    let token = if let Some(token) = read_token(&path)? {
+        token
+    } else {
+        let token = Token::generate().context("cannot get random numbers")?;
+        write_token(&path, &token)?;
+        token
     };
-    fs::set_permissions(&path, Permissions::from_mode(0o600))
-        .with_context(|| format!("cannot keep {} private", path.display()))?;
     store.create_token(&NewToken {
         name: "first",
         digest: token.digest(),
@@ -65,19 +59,30 @@ pub(super) fn greet(token_path: &Path, address: SocketAddr) {
     telemetry::say(greeting);
 }
 
-fn write_token(path: &Path, token: &Token) -> io::Result<()> {
-    let unfinished = path.with_extension("token.new");
-    let _ = fs::remove_file(&unfinished); // of a run that was cut short
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&unfinished)?;
-    writeln!(file, "{}", token.reveal())?;
-    file.sync_all()?;
-    fs::rename(&unfinished, path)?;
-    sync_directory_of(path)
+fn write_token(path: &Path, token: &Token) -> anyhow::Result<()> {
+    let file = AtomicFile::create(path, Replace::Nothing, None)?;
+    writeln!(file.file(), "{}", token.reveal())
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(file.persist()?)
+}
+
+/// A token that an earlier run has written, if there is one.
+fn read_token(path: &Path) -> anyhow::Result<Option<Token>> {
+    let cannot_read = || format!("cannot read {}", path.display());
+    let file = match open_existing(path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.with_context(cannot_read)?,
+    };
+    let mut text = String::new();
+    let read = (&file).take(TOKEN_FILE_LEN_MAX).read_to_string(&mut text);
+    let token = read.ok().and_then(|_| Token::parse(text.trim()));
+    let token = token.with_context(|| {
+        let path = path.display();
+        format!("{path} exists but contains no token; move it away, then start again")
+    })?;
+    file.set_permissions(Permissions::from_mode(0o600))
+        .with_context(|| format!("cannot make {} private", path.display()))?;
+    Ok(Some(token))
 }
 
 fn shell_quoted(text: &str) -> String {

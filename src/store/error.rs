@@ -6,6 +6,8 @@ use std::iter;
 
 use rusqlite::ffi::SQLITE_IOERR_WRITE;
 
+use crate::fs::WriteError;
+
 /// What the engine or the disk said.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
@@ -101,6 +103,31 @@ pub enum OpenError {
          move it away together with its database and restore a backup"
     )]
     LogDamaged(String),
+    #[error(
+        "{database} is missing or empty, but {wal} holds transactions of it: creating a store here would destroy them; \
+         move the database file back next to it, or move {wal} away together with its database"
+    )]
+    OrphanWal { database: String, wal: String },
+    #[error(
+        "{wal} does not belong to {database}: an older copy or another database was put in its place; \
+         put the right database file back, or move {wal} away and restore a backup"
+    )]
+    ForeignWal { database: String, wal: String },
+    #[error(
+        "{0} lacks transactions that were committed while it was served: its WAL file was deleted, or an older copy was \
+         put in its place; put the missing file back or restore a backup; to use it as it is, delete {0}-lock"
+    )]
+    Older(String),
+    #[error(
+        "there is no database at {path}, but {lock} says that one was served here; \
+         move it back or restore a backup; to start with an empty store, delete {lock}"
+    )]
+    Gone { path: String, lock: String },
+    #[error(
+        "{0} has more than one name (hard link), and SQLite would keep a WAL for each; \
+         use the name under which it was served, or remove the others"
+    )]
+    HardLinks(String),
     #[error("the database {database} cannot be reached; check that it runs, and --store")]
     Away { database: String, source: Cause },
     #[error(
@@ -138,33 +165,15 @@ pub enum OpenError {
 
 /// Why a backup was not made, or not restored: a sentence that says what to do.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the sentences say it")]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum SaveError {
-    #[error("{0} is there already; choose another name, or have it replaced with --force")]
-    Exists(String),
-    #[error("{0} is there already and is not a backup, so it is not replaced; choose another name")]
-    NotReplaced(String),
-    #[error("{0} is not a file; choose another name")]
-    NotAFile(String),
-    #[error("{0} belongs to the store itself; choose another name")]
-    OwnFile(String),
-    #[error(
-        "{0} is being written by another plantstore; wait for that one, or choose another name"
-    )]
-    InTheMaking(String),
-    #[error("there is no room for {path}; make some, and start again")]
+    #[error("{path} does not fit on the disk; free some space and run the command again")]
     NoRoom {
         path: String,
         source: rusqlite::Error,
     },
-    #[error(
-        "cannot {action} {path}; check that its directory exists, that there is room and that this user may write there"
-    )]
-    Io {
-        action: &'static str,
-        path: String,
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] WriteError),
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]

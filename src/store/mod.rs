@@ -25,7 +25,7 @@ pub use contract::{
 pub use error::{OpenError, SaveError, StoreError, chain};
 pub use rehearsal::Rehearsal;
 pub use search::{Days, Place, Statistics, Walk, Wanted};
-pub use sqlite::{BackupFile, Restoration, sync_directory_of};
+pub use sqlite::{BackupFile, Restoration};
 
 use postgres::Postgres;
 use sqlite::Sqlite;
@@ -36,7 +36,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
 /// One connection to where plants and tokens are kept.
 pub enum Store {
     /// In one file.
-    Sqlite(Sqlite),
+    Sqlite(Box<Sqlite>),
     /// In a database that others use as well.
     Postgres(Box<Postgres>),
 }
@@ -53,7 +53,7 @@ impl Store {
     /// Opens a store that is there to look at it, beside servers or without any; or a backup, which is left as it is.
     pub fn open(location: &Location) -> Result<Self, OpenError> {
         match location {
-            Location::Sqlite(path) => Sqlite::open_to_read(path).map(Self::Sqlite),
+            Location::Sqlite(path) => Sqlite::open_to_read(path).map(Self::sqlite),
             Location::Postgres(url) => Postgres::open(url, COMMAND_TIMEOUT).map(Self::postgres),
         }
     }
@@ -61,20 +61,20 @@ impl Store {
     /// Opens a store that is there to change something in it.
     pub fn open_to_change(location: &Location) -> Result<Self, OpenError> {
         match location {
-            Location::Sqlite(path) => Sqlite::open(path).map(Self::Sqlite),
+            Location::Sqlite(path) => Sqlite::open(path).map(Self::sqlite),
             Location::Postgres(url) => Postgres::open(url, COMMAND_TIMEOUT).map(Self::postgres),
         }
     }
 
     /// Opens a backup to look at it.
     pub fn open_backup(path: &Path) -> Result<Self, OpenError> {
-        Sqlite::open_backup(path).map(Self::Sqlite)
+        Sqlite::open_backup(path).map(Self::sqlite)
     }
 
     /// Opens a store, making it if it is not there.
     pub fn open_or_create(location: &Location) -> Result<Self, OpenError> {
         match location {
-            Location::Sqlite(path) => Sqlite::open_or_create(path).map(Self::Sqlite),
+            Location::Sqlite(path) => Sqlite::open_or_create(path).map(Self::sqlite),
             Location::Postgres(url) => {
                 Postgres::open_or_create(url, COMMAND_TIMEOUT).map(Self::postgres)
             }
@@ -89,7 +89,7 @@ impl Store {
         timeout: Duration,
     ) -> Result<Vec<Self>, OpenError> {
         match location {
-            Location::Sqlite(path) => Ok(vec![Self::Sqlite(Sqlite::open_to_serve(path)?)]),
+            Location::Sqlite(path) => Ok(vec![Self::sqlite(Sqlite::open_to_serve(path)?)]),
             Location::Postgres(url) => (0..connections)
                 .map(|_| Postgres::open_to_serve(url, timeout).map(Self::postgres))
                 .collect(),
@@ -99,7 +99,7 @@ impl Store {
     /// Opens a store to add much, beside servers or without any, making it if it is not there.
     pub fn open_to_import(location: &Location) -> Result<Self, OpenError> {
         match location {
-            Location::Sqlite(path) => Sqlite::open_to_import(path).map(Self::Sqlite),
+            Location::Sqlite(path) => Sqlite::open_to_import(path).map(Self::sqlite),
             Location::Postgres(_) => Self::open_or_create(location),
         }
     }
@@ -107,9 +107,13 @@ impl Store {
     /// Opens a store that is served, to ask it questions.
     pub fn open_beside(location: &Location, timeout: Duration) -> Result<Self, OpenError> {
         match location {
-            Location::Sqlite(path) => Sqlite::open(path).map(Self::Sqlite),
+            Location::Sqlite(path) => Sqlite::open(path).map(Self::sqlite),
             Location::Postgres(url) => Postgres::open_to_serve(url, timeout).map(Self::postgres),
         }
+    }
+
+    fn sqlite(store: Sqlite) -> Self {
+        Self::Sqlite(Box::new(store))
     }
 
     fn postgres(store: Postgres) -> Self {

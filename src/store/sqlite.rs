@@ -5,18 +5,20 @@ mod backup;
 mod check;
 mod checkpoints;
 mod cut;
-mod files;
-mod log;
+mod file_identity;
+
 mod open;
 mod pace;
-mod partial;
+mod rescue;
 mod restore;
 mod rows;
 mod scan;
 mod search;
+mod session;
 mod statistics;
 mod tally;
 mod tokens;
+mod wal_check;
 
 use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
@@ -29,8 +31,7 @@ use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 pub use backup::BackupFile;
-use open::Lock;
-pub use open::{footprint, sync_directory_of};
+pub use open::footprint;
 pub use restore::Restoration;
 
 use crate::plant::NewPlant;
@@ -40,7 +41,9 @@ use crate::store::contract::{
 use crate::store::error::{OpenError, SaveError, StoreError};
 use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
 use crate::store::sqlite::checkpoints::Checkpoints;
+use crate::store::sqlite::file_identity::FileIdentity;
 use crate::store::sqlite::rows::PlantRow;
+use crate::store::sqlite::session::{Generation, Session};
 use crate::token::TokenDigest;
 
 /// One connection to the database.
@@ -48,10 +51,20 @@ pub struct Sqlite {
     connection: Connection,
     /// Pages in the log after the last commit, kept by SQLite's hook.
     log_pages: Arc<AtomicI32>,
-    /// Of one that adds much. Dropped after the connection: it has the file open.
+    /// Of one that adds much. Dropped after the connection, like everything below it: it has the file open.
     checkpoints: Option<Checkpoints>,
+    files: Option<FileIdentity>,
     /// Of the one that serves.
-    lock: Option<Lock>,
+    session: Option<Session>,
+}
+
+/// A session ends with its store, unless that has failed: then it is not dropped.
+impl Drop for Sqlite {
+    fn drop(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.end(&mut self.connection);
+        }
+    }
 }
 
 impl Sqlite {
@@ -83,8 +96,8 @@ impl Sqlite {
     /// plant whose fsync was cut short would be visible but not durable, and sending it again
     /// would get a 200 that a power cut undoes.
     pub fn open_to_serve(path: &Path) -> Result<Self, OpenError> {
-        let (connection, lock) = open::exclusive(path)?;
-        Self::with_checkpoints(connection, Some(lock), path)
+        let (connection, session) = open::exclusive(path)?;
+        Self::with_checkpoints(connection, Some(session), path)
     }
 
     /// Opens the store to add much, making it if it is not there: in place of a server if there is none, or else beside
@@ -100,20 +113,24 @@ impl Sqlite {
 
     fn with_checkpoints(
         connection: Connection,
-        lock: Option<Lock>,
+        session: Option<Session>,
         path: &Path,
     ) -> Result<Self, OpenError> {
-        let checkpoints = Checkpoints::new(open::shared(path)?, open::file(path)?);
-        Ok(Self {
-            checkpoints: Some(checkpoints),
-            lock,
-            ..Self::new(connection)
-        })
+        let mut store = Self::new(connection);
+        store.session = session;
+        let generation = Generation::read(&store.connection).map_err(open::unusable(path))?;
+        if let Some(generation) = generation {
+            let database = open::file(path)?;
+            let files = FileIdentity::new(&store.connection, path, database, generation.identity);
+            store.files = Some(files.map_err(open::failed_to("look at the files of", path))?);
+        }
+        store.checkpoints = Some(Checkpoints::new(open::shared(path)?, open::file(path)?));
+        Ok(store)
     }
 
     /// Whether another process may be adding as well.
     pub fn is_beside_another(&self) -> bool {
-        self.lock.is_none()
+        self.session.is_none()
     }
 
     fn new(mut connection: Connection) -> Self {
@@ -129,7 +146,8 @@ impl Sqlite {
             connection,
             log_pages,
             checkpoints: None,
-            lock: None,
+            files: None,
+            session: None,
         }
     }
 
@@ -141,8 +159,8 @@ impl Sqlite {
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
-        self.move_log()?;
-        let transaction = self.write()?;
+        let is_new_cycle = self.prepare_write()?;
+        let transaction = write(&mut self.connection)?;
         // With the write lock in hand, and never before what is stored, whoever stored it: whoever reads up to a moment
         // that is over has read all that there will ever be of it (`cut.rs`).
         let now = Timestamp::now()
@@ -172,29 +190,54 @@ impl Sqlite {
                 params![token.0, used_at.as_millisecond()],
             )?;
         }
+        let session = self.session.as_mut().filter(|_| is_new_cycle);
+        if let Some(session) = &session {
+            session.advance(&transaction)?;
+        }
         transaction.commit()?;
+        if let Some(session) = session {
+            session.committed();
+        }
         Ok(outcomes)
     }
 
     /// Writes what is there already, and syncs it. (SQLite leaves out the update of a row to what it is; a
     /// number in the header it writes.)
     pub fn rewrite(&mut self) -> Result<(), StoreError> {
-        self.move_log()?;
-        let transaction = self.write()?;
+        self.prepare_write()?;
+        let transaction = write(&mut self.connection)?;
         let version =
             transaction.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
         transaction.pragma_update(None, "user_version", version)?;
         Ok(transaction.commit()?)
     }
 
-    /// Between two transactions.
-    fn move_log(&mut self) -> Result<(), StoreError> {
-        match &mut self.checkpoints {
-            Some(checkpoints) => {
-                checkpoints.proceed(&self.connection, self.log_pages.load(Ordering::Relaxed))
-            }
-            None => Ok(()),
+    /// Between two transactions: looks after the files and the WAL. True if the WAL has started again from its beginning.
+    fn prepare_write(&mut self) -> Result<bool, StoreError> {
+        self.check_files()?;
+        let wal_frames = self.log_pages.load(Ordering::Relaxed);
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.proceed(&self.connection, wal_frames)?;
         }
+        let session = self.session.as_mut();
+        Ok(session.is_some_and(|session| session.is_new_cycle(wal_frames)))
+    }
+
+    /// Makes sure that the path still leads to the files that are open. If it does not, what is in them is saved as far as
+    /// possible, and nothing may be acknowledged any more.
+    fn check_files(&mut self) -> Result<(), StoreError> {
+        let Some(files) = self.files.as_mut().filter(|files| files.is_due()) else {
+            return Ok(());
+        };
+        let wal_frames = self.log_pages.load(Ordering::Relaxed);
+        let checked = files.check(&self.connection, wal_frames);
+        if let Some(session) = &mut self.session {
+            session.keep_lock_file(files.path());
+        }
+        checked.map_err(|accident| {
+            let rescued = rescue::rescue(&mut self.connection, files, &accident);
+            StoreError::Failed(format!("{accident}; {rescued}").into())
+        })
     }
 
     /// What each plant is to the one that has its id; none where the id is free.
@@ -205,13 +248,13 @@ impl Sqlite {
 
     /// Keeps a new token. False when the name is taken.
     pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
-        Ok(tokens::create(self.write()?, token)?)
+        Ok(tokens::create(write(&mut self.connection)?, token)?)
     }
 
     /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
     /// revoked before.
     pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
-        Ok(tokens::revoke(self.write()?, name)?)
+        Ok(tokens::revoke(write(&mut self.connection)?, name)?)
     }
 
     /// Whether there is any token, revoked ones included.
@@ -306,7 +349,7 @@ impl Sqlite {
 
     /// Keeps plants of another store as they are; leaves what is there.
     pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
-        let transaction = self.write()?;
+        let transaction = write(&mut self.connection)?;
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
             for record in plants {
@@ -318,7 +361,7 @@ impl Sqlite {
 
     /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
     pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        Ok(tokens::keep(self.write()?, tokens)?)
+        Ok(tokens::keep(write(&mut self.connection)?, tokens)?)
     }
 
     /// Reads everything, and tells in words what is not as it was stored.
@@ -326,6 +369,11 @@ impl Sqlite {
         // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
         self.connection
             .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        if session::is_behind(&self.connection)? {
+            let problem =
+                "transactions are missing: the WAL file was deleted, or this is an older copy";
+            tell(Finding::Wrong(problem.to_owned()));
+        }
         Ok(check::check(&self.connection, tell)?)
     }
 
@@ -342,14 +390,11 @@ impl Sqlite {
     pub fn give_way(&mut self) -> Result<(), StoreError> {
         Ok(pace::give_way(&mut self.connection)?)
     }
+}
 
-    /// Begins a transaction that holds the write lock from the start, so that it cannot fail
-    /// half-way for want of it.
-    fn write(&mut self) -> Result<Transaction<'_>, StoreError> {
-        Ok(self
-            .connection
-            .transaction_with_behavior(TransactionBehavior::Immediate)?)
-    }
+/// Begins a transaction that holds the write lock from the start, so that it cannot fail later for want of it.
+fn write(connection: &mut Connection) -> Result<Transaction<'_>, StoreError> {
+    Ok(connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
 }
 
 /// What a plant is to the one that has its id already.

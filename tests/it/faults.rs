@@ -50,7 +50,7 @@ fn after_a_failed_fsync_nothing_is_acknowledged_and_the_process_ends() {
     assert_eq!(server.wait_for_exit().code(), Some(1));
     let logged = server.everything_logged();
     assert!(
-        logged.contains("the store can no longer be trusted"),
+        logged.contains("its store cannot be used any more"),
         "{logged}"
     );
     // After a sync that failed, another that seems to succeed would prove nothing.

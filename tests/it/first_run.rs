@@ -80,6 +80,6 @@ fn a_token_file_that_is_there_already_is_used_and_never_overwritten() {
     );
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(error.contains("holds no token; move it away"), "{error}");
+    assert!(error.contains("contains no token; move it away"), "{error}");
     assert_eq!(fs::read(&path).expect("a file"), b"something else");
 }

@@ -353,7 +353,7 @@ fn a_file_that_is_there_is_whole() {
     let parts = || {
         let names = fs::read_dir(directory.path()).expect("a directory");
         let names = names.map(|entry| entry.expect("an entry").file_name());
-        let part = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".part");
+        let part = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".plantstore-tmp");
         names.filter(part).count()
     };
     fs::write(&place, "as it was").expect("a file");
@@ -368,7 +368,7 @@ fn a_file_that_is_there_is_whole() {
     );
     let failed = run(directory.path(), &["export", "nowhere/out.ndjson"]);
     assert_eq!(failed.status.code(), Some(1));
-    assert!(text(&failed.stderr).contains("cannot write nowhere/out.ndjson"));
+    assert!(text(&failed.stderr).contains("cannot find the directory of nowhere/out.ndjson"));
     assert_eq!(
         run(directory.path(), &["export", "."]).status.code(),
         Some(1)

@@ -60,8 +60,8 @@ fn begin_backup(directory: &Path, file: &str) -> Child {
     let mut command = plantstore(directory);
     command.args(["backup", file]).stderr(Stdio::piped());
     let backup = command.spawn().expect("it starts");
-    let partial = directory.join(format!("{file}-partial"));
-    wait_until("it copies", || partial.exists());
+    let is_temporary = |name: &String| name.starts_with(file) && name.ends_with(".plantstore-tmp");
+    wait_until("it copies", || files(directory).iter().any(is_temporary));
     backup
 }
 
@@ -147,7 +147,7 @@ fn a_backup_that_is_killed_leaves_no_backup_and_the_next_one_is_whole() {
     assert_eq!(said, "no damage: plants 301, tokens 1\n");
     let files = files(server.directory());
     assert!(
-        !files.iter().any(|name| name.contains("partial")),
+        !files.iter().any(|name| name.contains("plantstore-tmp")),
         "{files:?}"
     );
 }

@@ -1,81 +1,50 @@
 //! A backup: everything that was there at one moment, copied page by page beside a running server into one file that
 //! is at rest.
 
-use std::fs::{self, File};
 use std::path::Path;
 
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::ffi::SQLITE_IOERR_WRITE;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use crate::fs::{AtomicFile, JournalMode, Replace, WriteError, failed_to};
 use crate::store::contract::Location;
 use crate::store::error::SaveError;
-use crate::store::sqlite::open::{self, beside};
+use crate::store::sqlite::open;
 use crate::store::sqlite::pace::Pace;
-use crate::store::sqlite::partial::{
-    COMPANIONS, Partial, failed_to, is_backup, is_same, unfinished,
-};
 
 /// Pages of 4 KiB between two rests, and how many times as long as the work these are: short, because the log grows.
 const PAGES_A_STEP: i32 = 256;
 const REST: u32 = 1;
 
-/// A backup in the making.
-pub struct BackupFile {
-    partial: Partial,
-    path: String,
-    replace: bool,
-}
+/// A backup that is being made.
+pub struct BackupFile(AtomicFile);
 
 impl BackupFile {
-    /// Begins a backup that will have this name, of a store that is a file or is not.
+    /// Begins a backup with this name, of a store in a file or elsewhere.
     pub fn begin(path: &Path, store: Option<&Path>, replace: bool) -> Result<Self, SaveError> {
-        let real = open::real(path)?;
-        let path = path.display().to_string();
-        if let Some(store) = store {
-            let store = open::real(store)?;
-            if [&real, &unfinished(&real)]
-                .iter()
-                .any(|path| belongs_to(path, &store))
-            {
-                return Err(SaveError::OwnFile(path));
-            }
-        }
-        match fs::metadata(&real) {
-            Err(_) => {}
-            Ok(found) if !found.is_file() => return Err(SaveError::NotAFile(path)),
-            Ok(_) if !replace => return Err(SaveError::Exists(path)),
-            Ok(found) => {
-                let file = File::open(&real).map_err(failed_to("read", &real))?;
-                if found.len() > 0 && !is_backup(&file).map_err(failed_to("read", &real))? {
-                    return Err(SaveError::NotReplaced(path));
-                }
-            }
-        }
-        Ok(Self {
-            partial: Partial::claim(real)?,
-            path,
-            replace,
-        })
+        let replace = if replace {
+            Replace::Backup
+        } else {
+            Replace::Nothing
+        };
+        Ok(Self(AtomicFile::create(path, replace, store)?))
     }
 
-    /// Where it is until it is whole: a store to be filled, then one to be read.
+    /// The temporary file: a store to be filled, then one to be checked.
     pub fn location(&self) -> Location {
-        Location::Sqlite(self.partial.path().to_owned())
+        Location::Sqlite(self.0.path().to_owned())
     }
 
     /// To be called once all is in it, and before it is read.
     pub fn settle(&self) -> Result<(), SaveError> {
-        open::lay_to_rest(self.partial.path())?;
-        self.partial.sync()
+        open::lay_to_rest(self.0.path())?;
+        Ok(self.0.sync()?)
     }
 
     /// Gives it its name.
     pub fn finish(self) -> Result<(), SaveError> {
-        if !self.replace && Path::new(&self.path).exists() {
-            return Err(SaveError::Exists(self.path));
-        }
-        self.partial.put_in_place()
+        Ok(self.0.persist()?)
     }
 }
 
@@ -86,8 +55,8 @@ pub(super) fn copy_pages(
     target: &BackupFile,
     tell: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SaveError> {
-    let partial = &target.partial;
-    let mut copy = scratch(partial.path())?;
+    let file = &target.0;
+    let mut copy = scratch(file.path())?;
     // SQLite begins a copy anew when somebody has written between two steps, and under load would never end; not
     // within one transaction.
     let moment = source.transaction()?;
@@ -102,17 +71,17 @@ pub(super) fn copy_pages(
         match step {
             StepResult::Done => break,
             StepResult::More => {}
-            _ => return Err(SaveError::InTheMaking(target.path.clone())),
+            _ => return Err(WriteError::InUse(file.path().display().to_string()).into()),
         }
         // A little now and then, instead of all at once: the server waits for the same disk.
-        let synced = partial.file().sync_data();
-        synced.map_err(failed_to("sync", partial.path()))?;
+        let synced = file.file().sync_data();
+        synced.map_err(failed_to("sync", file.path()))?;
         pace.rest();
     }
     drop(backup);
     drop(moment);
     drop(copy);
-    partial.mark_at_rest()
+    Ok(file.set_journal_mode(JournalMode::Rollback)?)
 }
 
 /// A connection to an empty file that is synced by us, and thrown away if anything goes wrong.
@@ -128,7 +97,7 @@ fn scratch(path: &Path) -> Result<Connection, SaveError> {
 }
 
 fn failed_writing(target: &BackupFile) -> impl FnOnce(rusqlite::Error) -> SaveError {
-    let path = target.path.clone();
+    let path = target.0.path().display().to_string();
     move |source| {
         let code = source.sqlite_error().map(|error| error.extended_code);
         let full = source.sqlite_error_code() == Some(ErrorCode::DiskFull);
@@ -138,13 +107,4 @@ fn failed_writing(target: &BackupFile) -> impl FnOnce(rusqlite::Error) -> SaveEr
             source.into()
         }
     }
-}
-
-/// Whether a file is the store, or one that is or would be kept beside it.
-fn belongs_to(path: &Path, store: &Path) -> bool {
-    path == store
-        || COMPANIONS
-            .iter()
-            .any(|suffix| path == beside(store, suffix))
-        || is_same(fs::metadata(path), fs::metadata(store))
 }

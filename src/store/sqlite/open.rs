@@ -2,8 +2,9 @@
 //! schema. Every pragma that durability rests on is read back, and none of this takes longer on a
 //! larger store; only the log is read whole.
 
-use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Write};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,56 +12,59 @@ use std::time::{Duration, Instant};
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
+use crate::fs::{
+    APPLICATION_ID, Content, create_empty, open_existing, orphan_of, resolve_links,
+    sync_directory_of, with_suffix,
+};
 use crate::store::contract::Footprint;
 use crate::store::error::OpenError;
-use crate::store::sqlite::{files, log};
+use crate::store::sqlite::session::{self, Generation, Lock, Session};
+use crate::store::sqlite::wal_check;
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
 /// transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// "Plnt": marks the file as ours (`file plantstore.db` shows it).
-pub(super) const APPLICATION_ID: u32 = 0x506c_6e74;
-
 /// The schema, a step a version. A step that has been released is never changed.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
     include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
+    include_str!("../../../migrations/sqlite/0004_store.sql"),
 ];
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
-/// Says that this process is the one that may serve or upgrade the store; ends with the process,
-/// however that ends.
-#[derive(Debug)]
-pub struct Lock {
-    _file: File,
-}
-
-/// A connection for the one server: up to date, and with nothing left in the log that is not
+/// A connection for the one server: up to date, and with nothing left in the WAL that is not
 /// synced.
-pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
+pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError> {
     create(path)?;
     let mut connection = connect(path)?;
-    let lock = take_lock(path)?;
+    let lock = Lock::take(&real(path)?)?;
     upgrade(&mut connection, path)?;
+    lock.check(Generation::read(&connection).map_err(unusable(path))?, path)?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
-        Ok(true) => Ok((connection, lock)),
-        Ok(false) => Err(OpenError::Held(path.display().to_string())),
-        Err(source) => Err(unusable(path)(source)),
+        Ok(true) => {}
+        Ok(false) => return Err(OpenError::Held(path.display().to_string())),
+        Err(source) => return Err(unusable(path)(source)),
     }
+    let session = Session::begin(&mut connection, lock).map_err(unusable(path))?;
+    Ok((connection, session))
 }
 
-/// A connection beside others. It upgrades the schema only while no server is running.
+/// A connection while others may have the store open too. It upgrades the schema only while no server is running.
 pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
     if !path.exists() {
         return Err(OpenError::Missing(path.display().to_string()));
     }
     let mut connection = connect(path)?;
     if version(&connection, path)? < VERSION {
-        let _lock = take_lock(path)?;
-        upgrade(&mut connection, path)?;
+        // Closed before the lock is released, as `Lock` says.
+        drop(connection);
+        let lock = Lock::take(&real(path)?)?;
+        upgrade(&mut connect_locked(path)?, path)?;
+        drop(lock);
+        connection = connect(path)?;
     }
     sync_names(path)?;
     Ok(connection)
@@ -106,13 +110,34 @@ pub(super) fn file(path: &Path) -> Result<File, OpenError> {
     File::open(path).map_err(failed_to("open", path))
 }
 
-/// Makes an empty file that only its owner can read, if there is none, and sees to it that a power
-/// cut leaves it there. SQLite gives its other files the same mode.
+/// Creates an empty database file with mode 0600 if there is none, and makes its name survive a power failure. SQLite gives
+/// its other files the same mode.
 pub(super) fn create(path: &Path) -> Result<(), OpenError> {
-    match files::make(path, path) {
+    let real = real(path)?;
+    if fs::metadata(&real).map_or(0, |found| found.len()) == 0 {
+        check_no_orphan(&real)?;
+        if session::noted(&real).is_some() {
+            return Err(OpenError::Gone {
+                path: path.display().to_string(),
+                lock: with_suffix(&real, "-lock").display().to_string(),
+            });
+        }
+    }
+    match create_empty(path, path) {
         Ok(true) => sync_names(path),
         Ok(false) => Ok(()),
         Err(error) => Err(failed_to("create", path)(error)),
+    }
+}
+
+/// SQLite would delete the WAL of a database that is missing or empty.
+fn check_no_orphan(real: &Path) -> Result<(), OpenError> {
+    match orphan_of(real) {
+        Some(orphan) => Err(OpenError::OrphanWal {
+            database: real.display().to_string(),
+            wal: orphan.display().to_string(),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -130,63 +155,19 @@ fn sync_names(path: &Path) -> Result<(), OpenError> {
     sync_directory_of(&real(path)?).map_err(failed_to("sync the directory of", path))
 }
 
-/// The file itself, whatever way leads to it: SQLite keeps its log beside that. It need not be there yet.
+/// The path of the file itself, which need not exist yet: SQLite keeps its WAL next to that.
 pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
-    let found = path.canonicalize().or_else(|error| match path.file_name() {
-        Some(name) if error.kind() == io::ErrorKind::NotFound => {
-            Ok(files::directory_of(path).canonicalize()?.join(name))
-        }
-        _ => Err(error),
-    });
-    found.map_err(failed_to("find", path))
-}
-
-/// Makes the entry of this file in its directory survive a power cut.
-pub fn sync_directory_of(path: &Path) -> io::Result<()> {
-    File::open(files::directory_of(path))?.sync_all()
+    resolve_links(path).map_err(failed_to("find", path))
 }
 
 /// The sizes of the database and of its log.
 pub fn footprint(path: &Path) -> io::Result<Footprint> {
     let path = path.canonicalize()?;
-    let log = fs::metadata(beside(&path, "-wal"));
+    let log = fs::metadata(with_suffix(&path, "-wal"));
     Ok(Footprint {
         database: fs::metadata(&path)?.len(),
         log: log.map_or(0, |log| log.len()),
     })
-}
-
-/// The file that SQLite, or we, keep beside the database.
-pub(super) fn beside(database: &Path, suffix: &str) -> PathBuf {
-    let mut path = database.as_os_str().to_owned();
-    path.push(suffix);
-    path.into()
-}
-
-/// Makes sure that nobody serves or upgrades the store, and nobody will.
-pub(super) fn take_lock(path: &Path) -> Result<Lock, OpenError> {
-    let path = &real(path)?;
-    let lock_path = beside(path, "-lock");
-    let mut file = files::make(&lock_path, path)
-        .and_then(|_| files::open(&lock_path))
-        .map_err(failed_to("open", &lock_path))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut pid = String::new();
-            let known = file.read_to_string(&mut pid).is_ok() && !pid.trim().is_empty();
-            return Err(OpenError::Locked {
-                path: path.display().to_string(),
-                pid: known.then(|| pid.trim().to_owned()),
-            });
-        }
-        Err(TryLockError::Error(error)) => return Err(failed_to("lock", &lock_path)(error)),
-    }
-    // Only for the sentence that another process will print; the lock holds without it.
-    let _ = file
-        .set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(Lock { _file: file })
 }
 
 /// Two processes that make one store at the same time are in each other's way for a moment in which
@@ -204,10 +185,19 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
 }
 
 fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
-    let log = beside(&real(path)?, "-wal");
-    if log::is_damaged(&log).map_err(failed_to("read", &log))? {
-        return Err(OpenError::LogDamaged(log.display().to_string()));
+    let real = real(path)?;
+    check_no_orphan(&real)?;
+    let wal = with_suffix(&real, "-wal");
+    if wal_check::is_damaged(&wal).map_err(failed_to("read", &wal))? {
+        return Err(OpenError::LogDamaged(wal.display().to_string()));
     }
+    check_one_name(&real)?;
+    session::check_wal(&real)?;
+    connect_locked(path)
+}
+
+/// Connects without looking at the WAL first.
+fn connect_locked(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     connection
@@ -238,6 +228,21 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
         set_and_read_back(&connection, pragma, expected, path)?;
     }
     Ok(connection)
+}
+
+/// SQLite names the WAL after the database: opened under two names, a database has two, and each destroys what the other
+/// protects. A name with a lock file is the one that the store is served under. (Then this process may have the database
+/// open, and must not open it here.)
+fn check_one_name(real: &Path) -> Result<(), OpenError> {
+    let names = fs::metadata(real).map_or(1, |found| found.nlink());
+    if names == 1 || with_suffix(real, "-lock").exists() {
+        return Ok(());
+    }
+    let content = open_existing(real, false).and_then(|file| Content::of(&file));
+    match content {
+        Ok(Content::Store) => Err(OpenError::HardLinks(real.display().to_string())),
+        _ => Ok(()),
+    }
 }
 
 fn set_and_read_back(
@@ -322,7 +327,7 @@ fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
     }
 }
 
-fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+pub(super) fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
     let path = path.display().to_string();
     move |source| OpenError::Io {
         action,

@@ -7,26 +7,28 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
+use crate::fs::{
+    AtomicFile, Content, JournalMode, Replace, WriteError, failed_to, give_to_owner_of,
+    is_same_file, sync_directory_of, with_suffix,
+};
 use crate::store::contract::Location;
 use crate::store::error::{OpenError, SaveError};
-use crate::store::sqlite::files;
-use crate::store::sqlite::open::{self, Lock, beside};
-use crate::store::sqlite::partial::{Partial, failed_to, is_backup, is_same, unfinished};
+use crate::store::sqlite::open;
+use crate::store::sqlite::session::Lock;
 
 /// Bytes between two words about how far it is.
 const CHUNK: usize = 1 << 20;
 
-/// A store in the making, out of a backup.
+/// A store that is being made out of a backup.
 pub struct Restoration {
-    partial: Partial,
+    file: AtomicFile,
     store: PathBuf,
-    replace: bool,
-    /// Nobody serves the store meanwhile.
-    _lock: Lock,
+    /// Held so that the store is not served meanwhile.
+    lock: Lock,
 }
 
 impl Restoration {
-    /// Copies a backup beside the place of the store, and tells how many bytes of how many it has.
+    /// Copies a backup next to the store, and reports how many bytes of how many are copied.
     pub fn begin(
         backup: &Path,
         store: &Path,
@@ -41,57 +43,60 @@ impl Restoration {
             opened => opened.map_err(failed_to("read", backup))?,
         };
         let real = open::real(store)?;
-        for own in [real.clone(), unfinished(&real)] {
-            if is_same(from.metadata(), fs::metadata(own)) {
-                return Err(SaveError::OwnFile(name(backup)));
-            }
+        if is_same_file(from.metadata(), fs::metadata(&real)) {
+            return Err(WriteError::OwnFile(name(backup)).into());
         }
         if real.is_dir() {
-            return Err(SaveError::NotAFile(name(store)));
+            return Err(WriteError::NotAFile(name(store)).into());
         }
-        let lock = open::take_lock(&real)?;
-        if real.exists() && !replace {
-            return Err(SaveError::Exists(name(store)));
-        }
+        let lock = Lock::take(&real)?;
         if !from.metadata().is_ok_and(|found| found.is_file())
-            || !is_backup(&from).map_err(failed_to("read", backup))?
+            || Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup
         {
             return Err(OpenError::NotABackup(name(backup)).into());
         }
-        let partial = Partial::claim(real.clone())?;
-        copy(from, backup, &partial, tell)?;
-        partial.sync()?;
+        let replace = if replace {
+            Replace::Store
+        } else {
+            Replace::Nothing
+        };
+        let file = AtomicFile::create(&real, replace, None)?;
+        copy(from, backup, &file, tell)?;
+        file.sync()?;
         Ok(Self {
-            partial,
+            file,
             store: real,
-            replace,
-            _lock: lock,
+            lock,
         })
     }
 
-    /// Where it is until it is whole, to be read: still at rest.
+    /// The temporary file, to be checked: still a backup.
     pub fn location(&self) -> Location {
-        Location::Sqlite(self.partial.path().to_owned())
+        Location::Sqlite(self.file.path().to_owned())
     }
 
-    /// Puts it in place. Gives the name under which the store is kept that was there.
+    /// Puts it in place. Returns the name under which the store that was there is kept.
     pub fn finish(self) -> Result<Option<PathBuf>, SaveError> {
-        if self.store.exists() && !self.replace {
-            return Err(SaveError::Exists(self.store.display().to_string()));
+        self.file.set_journal_mode(JournalMode::Wal)?;
+        give_to_owner_of(&self.store, self.file.file());
+        // A store with an older state than the one that was served here is what was asked for.
+        self.lock.forget_generation();
+        let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
+        let kept = with_suffix(&self.store, &format!("-before-{now}"));
+        let moved = set_companions_aside(&self.store, &kept)?;
+        if self.store.exists() {
+            self.file.persist_and_keep(&kept)?;
+            return Ok(Some(kept));
         }
-        self.partial.mark_in_use()?;
-        files::give_to_owner_of(&self.store, self.partial.file());
-        self.partial.sync()?;
-        let kept = set_aside(&self.store)?;
-        self.partial.put_in_place()?;
-        Ok(kept)
+        self.file.persist()?;
+        Ok(moved.then_some(kept))
     }
 }
 
 fn copy(
     mut from: File,
     backup: &Path,
-    partial: &Partial,
+    to: &AtomicFile,
     tell: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SaveError> {
     let size = from.metadata().map_err(failed_to("read", backup))?.len();
@@ -102,49 +107,40 @@ fn copy(
         if len == 0 {
             return Ok(());
         }
-        let written = partial.file().write_all(&chunk[..len]);
-        written.map_err(failed_to("write to", partial.path()))?;
+        let written = to.file().write_all(&chunk[..len]);
+        written.map_err(failed_to("write to", to.path()))?;
         copied += len as u64;
         tell(copied, size);
     }
 }
 
-/// Keeps what is there under another name as well, and sees to it that there is no log: beside another database, SQLite
-/// would take it for that one's.
+/// Moves the WAL and journal of the old store aside, since SQLite would apply them to the new one. True if there were any.
 ///
-/// The order matters. A sound store is first laid to rest, so that it is whole without its log, and then stays under its
-/// name until another one takes it. A damaged one, which cannot be laid to rest, is without its log for a moment.
-fn set_aside(store: &Path) -> Result<Option<PathBuf>, SaveError> {
+/// A sound store is first checkpointed completely, so that it is complete without its WAL. A damaged one cannot be: it is
+/// kept together with its WAL.
+fn set_companions_aside(store: &Path, kept: &Path) -> Result<bool, SaveError> {
     if store.exists() {
-        let rested = open::lay_to_rest(store);
-        if let Err(held @ OpenError::Held(_)) = rested {
+        let checkpointed = open::lay_to_rest(store);
+        if let Err(held @ OpenError::Held(_)) = checkpointed {
             return Err(held.into());
         }
     }
-    let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
-    let kept = beside(store, &format!("-before-{now}"));
-    if kept.exists() {
-        return Err(SaveError::Exists(kept.display().to_string()));
-    }
     let mut found = false;
-    for suffix in ["", "-wal", "-journal"] {
-        let (there, aside) = (beside(store, suffix), beside(&kept, suffix));
-        if !there.exists() {
-            continue;
+    for suffix in ["-wal", "-journal"] {
+        let (there, aside) = (with_suffix(store, suffix), with_suffix(kept, suffix));
+        match fs::rename(&there, &aside) {
+            Ok(()) => found = true,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed_to("rename", &there)(error).into()),
         }
-        // Not every file system has links. Without them nothing is under its name for a moment.
-        let linked = suffix.is_empty() && fs::hard_link(&there, &aside).is_ok();
-        if !linked {
-            fs::rename(&there, &aside).map_err(failed_to("keep", &aside))?;
-        }
-        found = true;
     }
-    match fs::remove_file(beside(store, "-shm")) {
+    let shared_memory = with_suffix(store, "-shm");
+    match fs::remove_file(&shared_memory) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(failed_to("remove", &beside(store, "-shm"))(error));
+            return Err(failed_to("remove", &shared_memory)(error).into());
         }
         _ => {}
     }
-    open::sync_directory_of(store).map_err(failed_to("sync the directory of", store))?;
-    Ok(found.then_some(kept))
+    sync_directory_of(store).map_err(failed_to("sync the directory of", store))?;
+    Ok(found)
 }

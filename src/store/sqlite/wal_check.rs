@@ -4,6 +4,7 @@
 //! `synchronous=FULL` SQLite goes on only when the commit before is on disk. Then a disk has changed
 //! what it had kept, and to open the store would be to lose, in silence, what was acknowledged.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
@@ -26,6 +27,57 @@ pub(super) fn is_damaged(log: &Path) -> io::Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// The page that SQLite never uses: the one with the bytes that it locks.
+const LOCK_BYTE: u64 = 0x4000_0000;
+
+/// True if pages beyond the end of the database file are not in the WAL either. Then the WAL belongs to another, later
+/// state of the database: an older copy was put in its place. (A checkpoint writes pages in order, so that a file that was cut
+/// off in one lacks only pages that are still in the WAL.)
+pub(super) fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
+    let mut wal = BufReader::with_capacity(1 << 16, File::open(wal)?);
+    let mut header = [0; HEADER];
+    if !fills(&mut wal, &mut header)? {
+        return Ok(false);
+    }
+    let magic = u32::from_be_bytes(part(&header[..4]));
+    let mut sum = Checksum::new(magic & 1 == 1);
+    sum.add(&header[..24]);
+    let page_size = u32::from_be_bytes(part(&header[8..12]));
+    if magic & !1 != MAGIC || !sum.is(&header[24..]) || !page_size.is_power_of_two() {
+        return Ok(false); // SQLite will not apply it
+    }
+    let page_size = u64::from(page_size);
+    let pages_in_file = std::fs::metadata(database)?.len() / page_size;
+
+    let mut frame = [0; FRAME_HEADER];
+    let mut content = vec![0; usize::try_from(page_size).map_err(io::Error::other)?];
+    let mut pages = 0; // of the database, after the last commit
+    let mut beyond_the_file = HashSet::new();
+    while fills(&mut wal, &mut frame)? && fills(&mut wal, &mut content)? {
+        sum.add(&frame[..8]);
+        sum.add(&content);
+        if frame[8..16] != header[16..24] || !sum.is(&frame[16..24]) {
+            break;
+        }
+        let page = u64::from(u32::from_be_bytes(part(&frame[..4])));
+        if page > pages_in_file {
+            beyond_the_file.insert(page);
+        }
+        let pages_after_commit = u32::from_be_bytes(part(&frame[4..8]));
+        if pages_after_commit != 0 {
+            pages = u64::from(pages_after_commit);
+        }
+    }
+    let lock_page = LOCK_BYTE / page_size + 1;
+    let needed = (pages_in_file + 1)..=pages;
+    let present = beyond_the_file
+        .iter()
+        .filter(|page| needed.contains(page))
+        .count() as u64;
+    let unused = u64::from(needed.contains(&lock_page));
+    Ok(present + unused < pages.saturating_sub(pages_in_file))
 }
 
 fn look(log: &Path) -> io::Result<bool> {

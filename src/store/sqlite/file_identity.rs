@@ -1,0 +1,205 @@
+//! Whether the path of a store still leads to the files that this process has open. If a person moves, deletes or replaces
+//! one of them, SQLite goes on with the open file, and everything that is added would be lost with the process.
+
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, Error};
+
+use crate::fs::with_suffix;
+
+/// How often the files are looked at, at most.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The files as they were when the store was opened.
+pub(super) struct FileIdentity {
+    /// As it was given, but absolute: a symbolic link may be changed, and a directory may be moved.
+    given: PathBuf,
+    /// The database itself.
+    real: PathBuf,
+    /// Dropped only when this process has no connection to the database: closing a file releases SQLite's locks on it.
+    database: File,
+    database_id: FileId,
+    wal_id: FileId,
+    shared_memory_id: FileId,
+    database_len: u64,
+    /// A part of the content that never changes, and the page that it is on.
+    identity: [u8; 16],
+    page: Vec<u8>,
+    page_offset: u64,
+    next_check: Instant,
+}
+
+type FileId = (u64, u64);
+
+/// What has happened to the files.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Accident {
+    /// The path of the database leads to another file, or to none.
+    DatabaseElsewhere,
+    /// The path of the WAL or of its shared memory does.
+    CompanionElsewhere(PathBuf),
+    /// The content of a file was destroyed.
+    ContentDestroyed(PathBuf),
+}
+
+impl fmt::Display for Accident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DatabaseElsewhere => {
+                f.write_str("the database file was moved, deleted or replaced while it was in use")
+            }
+            Self::CompanionElsewhere(path) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path} was moved, deleted or replaced while it was in use"
+                )
+            }
+            Self::ContentDestroyed(path) => {
+                let path = path.display();
+                write!(f, "{path} was truncated or overwritten while it was in use")
+            }
+        }
+    }
+}
+
+impl FileIdentity {
+    /// Of the store that this connection has open, whose identity is in the database file.
+    pub(super) fn new(
+        connection: &Connection,
+        path: &Path,
+        database: File,
+        identity: [u8; 16],
+    ) -> io::Result<Self> {
+        let real = path.canonicalize()?;
+        let id = |suffix: &str| fs::metadata(with_suffix(&real, suffix)).map(|found| id(&found));
+        let mut files = Self {
+            given: std::path::absolute(path)?,
+            database_id: id("")?,
+            wal_id: id("-wal")?,
+            shared_memory_id: id("-shm")?,
+            database_len: database.metadata()?.len(),
+            real,
+            database,
+            identity,
+            page: Vec::new(),
+            page_offset: 0,
+            next_check: Instant::now() + INTERVAL,
+        };
+        files.find_page(connection).map_err(io::Error::other)?;
+        Ok(files)
+    }
+
+    /// True if it is time for another check.
+    pub(super) fn is_due(&self) -> bool {
+        Instant::now() >= self.next_check
+    }
+
+    /// Looks at the files. The connection is one to the store; `wal_frames` is the length of the WAL as it last knew it.
+    pub(super) fn check(
+        &mut self,
+        connection: &Connection,
+        wal_frames: i32,
+    ) -> Result<(), Accident> {
+        self.next_check = Instant::now() + INTERVAL;
+        let is = |path: &Path, expected: FileId| {
+            fs::metadata(path).is_ok_and(|found| id(&found) == expected)
+        };
+        if !is(&self.given, self.database_id) || !is(&self.real, self.database_id) {
+            return Err(Accident::DatabaseElsewhere);
+        }
+        for (suffix, expected) in [("-wal", self.wal_id), ("-shm", self.shared_memory_id)] {
+            let path = with_suffix(&self.real, suffix);
+            if !is(&path, expected) {
+                return Err(Accident::CompanionElsewhere(path));
+            }
+        }
+        if !self.has_content(connection) {
+            return Err(Accident::ContentDestroyed(self.real.clone()));
+        }
+        let wal = with_suffix(&self.real, "-wal");
+        if self.is_shorter_than(&wal, wal_frames)
+            // Another process may have started the WAL again.
+            && wal_frames_now(connection).is_some_and(|frames| self.is_shorter_than(&wal, frames))
+        {
+            return Err(Accident::ContentDestroyed(wal));
+        }
+        Ok(())
+    }
+
+    /// Where the database is now, if it still has a name.
+    pub(super) fn where_moved(&self) -> Option<PathBuf> {
+        use std::os::fd::AsRawFd;
+        let has_name = self
+            .database
+            .metadata()
+            .is_ok_and(|found| found.nlink() > 0);
+        let link = format!("/proc/self/fd/{}", self.database.as_raw_fd());
+        has_name.then(|| fs::read_link(link).unwrap_or_default())
+    }
+
+    /// The path of the database.
+    pub(super) fn path(&self) -> &Path {
+        &self.real
+    }
+
+    fn has_content(&mut self, connection: &Connection) -> bool {
+        let Ok(len) = self.database.metadata().map(|found| found.len()) else {
+            return true; // an error of the disk, which SQLite will come across
+        };
+        if len < self.database_len && !self.has_whole_len(len) {
+            return false;
+        }
+        self.database_len = len;
+        // `VACUUM` by another program may have moved the page.
+        self.has_identity() || (self.find_page(connection).is_ok() && self.has_identity())
+    }
+
+    /// The header has the number of pages.
+    fn has_whole_len(&self, len: u64) -> bool {
+        let mut header = [0; 4];
+        let read = self.database.read_exact_at(&mut header, 28);
+        read.is_ok() && u64::from(u32::from_be_bytes(header)) * self.page.len() as u64 == len
+    }
+
+    fn has_identity(&mut self) -> bool {
+        let read = self
+            .database
+            .read_exact_at(&mut self.page, self.page_offset);
+        let mut parts = self.page.windows(self.identity.len());
+        read.is_ok() && parts.any(|part| part == self.identity)
+    }
+
+    fn find_page(&mut self, connection: &Connection) -> Result<(), Error> {
+        let sql =
+            "SELECT rootpage, page_size FROM sqlite_schema, pragma_page_size WHERE name = 'store'";
+        let (page, size): (u32, u32) =
+            connection.query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        self.page.resize(size as usize, 0);
+        self.page_offset = u64::from(page.saturating_sub(1)) * u64::from(size);
+        Ok(())
+    }
+
+    fn is_shorter_than(&self, wal: &Path, frames: i32) -> bool {
+        const HEADER: u64 = 32;
+        const FRAME_HEADER: u64 = 24;
+        let frames = u64::try_from(frames).unwrap_or_default();
+        let frame = self.page.len() as u64 + FRAME_HEADER;
+        fs::metadata(wal).is_ok_and(|found| frames > 0 && found.len() < HEADER + frames * frame)
+    }
+}
+
+/// The length of the WAL as all processes know it.
+fn wal_frames_now(connection: &Connection) -> Option<i32> {
+    let sql = "PRAGMA wal_checkpoint(NOOP)";
+    connection.query_row(sql, [], |row| row.get(1)).ok()
+}
+
+fn id(found: &Metadata) -> FileId {
+    (found.dev(), found.ino())
+}
