@@ -4,6 +4,7 @@
 mod backup;
 mod check;
 mod checkpoints;
+mod clock;
 mod cut;
 mod files;
 mod log;
@@ -40,6 +41,7 @@ use crate::store::contract::{
 use crate::store::error::{OpenError, SaveError, StoreError};
 use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
 use crate::store::sqlite::checkpoints::Checkpoints;
+use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::rows::PlantRow;
 use crate::token::TokenDigest;
 
@@ -52,6 +54,7 @@ pub struct Sqlite {
     checkpoints: Option<Checkpoints>,
     /// Of the one that serves.
     lock: Option<Lock>,
+    clock: Clock,
 }
 
 impl Sqlite {
@@ -103,6 +106,7 @@ impl Sqlite {
         lock: Option<Lock>,
         path: &Path,
     ) -> Result<Self, OpenError> {
+        clock::compare_with(rows::newest(&connection).map_err(open::unusable(path))?);
         let checkpoints = Checkpoints::new(open::shared(path)?, open::file(path)?);
         Ok(Self {
             checkpoints: Some(checkpoints),
@@ -130,6 +134,7 @@ impl Sqlite {
             log_pages,
             checkpoints: None,
             lock: None,
+            clock: Clock::default(),
         }
     }
 
@@ -142,12 +147,10 @@ impl Sqlite {
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
         self.move_log()?;
-        let transaction = self.write()?;
-        // With the write lock in hand, and never before what is stored, whoever stored it: whoever reads up to a moment
-        // that is over has read all that there will ever be of it (`cut.rs`).
-        let now = Timestamp::now()
-            .as_millisecond()
-            .max(rows::newest(&transaction)?);
+        let transaction = write(&mut self.connection)?;
+        let added_at = self.clock.now();
+        // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
+        let number = rows::last_batch(&transaction)?.saturating_add(1);
         let mut outcomes = Vec::with_capacity(batch.len());
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
@@ -156,8 +159,9 @@ impl Sqlite {
                     id: plant.id,
                     name: &plant.plant.name,
                     tag: plant.plant.tag.as_deref(),
-                    added_at: now,
+                    added_at,
                     added_by: token.0,
+                    batch: number,
                 };
                 let inserted = rows::insert(&mut insert, &row)?;
                 outcomes.push(match inserted {
@@ -267,7 +271,7 @@ impl Sqlite {
         &mut self,
         hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        cut::export(&mut self.connection, hand_over)
+        cut::export(&self.connection, hand_over)
     }
 
     /// Looks at so many of the newest plants of a time, for those that are wanted.
@@ -343,13 +347,14 @@ impl Sqlite {
         Ok(pace::give_way(&mut self.connection)?)
     }
 
-    /// Begins a transaction that holds the write lock from the start, so that it cannot fail
-    /// half-way for want of it.
     fn write(&mut self) -> Result<Transaction<'_>, StoreError> {
-        Ok(self
-            .connection
-            .transaction_with_behavior(TransactionBehavior::Immediate)?)
+        write(&mut self.connection)
     }
+}
+
+/// Begins a transaction that holds the write lock from the start, so that it cannot fail half-way for want of it.
+fn write(connection: &mut Connection) -> Result<Transaction<'_>, StoreError> {
+    Ok(connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
 }
 
 /// What a plant is to the one that has its id already.

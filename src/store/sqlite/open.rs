@@ -23,11 +23,15 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) const APPLICATION_ID: u32 = 0x506c_6e74;
 
 /// The schema, a step a version. A step that has been released is never changed.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
     include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
+    include_str!("../../../migrations/sqlite/0003_batches.sql"),
 ];
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+
+/// The first version whose plants have a batch number.
+const VERSION_WITH_BATCHES: u32 = 3;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// Says that this process is the one that may serve or upgrade the store; ends with the process,
@@ -83,7 +87,15 @@ pub(super) fn at_rest(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     match is_at_rest(&connection, path) {
-        Ok(true) => Ok(connection),
+        Ok(true) => {
+            if version(&connection, path)? < VERSION_WITH_BATCHES {
+                // A backup is never changed, so the missing column is added by a view that hides the table.
+                let view = "PRAGMA temp_store = MEMORY;
+                            CREATE TEMP VIEW plants AS SELECT *, 0 AS batch FROM main.plants";
+                connection.execute_batch(view).map_err(unusable(path))?;
+            }
+            Ok(connection)
+        }
         Ok(false) | Err(OpenError::NotOurs(_)) => Err(OpenError::NotABackup(name)),
         Err(error) => Err(error),
     }
