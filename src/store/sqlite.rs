@@ -5,7 +5,6 @@ mod backup;
 mod check;
 mod checkpoints;
 mod clock;
-mod cut;
 mod files;
 mod log;
 mod open;
@@ -45,6 +44,10 @@ use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::rows::PlantRow;
 use crate::token::TokenDigest;
 
+/// While plants are copied in, the WAL is moved into the database when it has a quarter of its pages, or this many (64 MiB).
+const WAL_SHARE: i32 = 4;
+const WAL_PAGES_MAX: i32 = 16_384;
+
 /// One connection to the database.
 pub struct Sqlite {
     connection: Connection,
@@ -71,6 +74,11 @@ impl Sqlite {
     /// Opens a backup to look at it.
     pub fn open_backup(path: &Path) -> Result<Self, OpenError> {
         Ok(Self::new(open::at_rest(path)?))
+    }
+
+    /// Opens a new, empty store in a backup file, to be filled with `keep_tokens` and `keep_plants`.
+    pub fn open_to_fill(backup: &BackupFile) -> Result<Self, SaveError> {
+        Ok(Self::new(backup.fill()?))
     }
 
     /// Opens a store, making it if it is not there.
@@ -271,7 +279,7 @@ impl Sqlite {
         &mut self,
         hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        cut::export(&self.connection, hand_over)
+        scan::export(&self.connection, hand_over)
     }
 
     /// Looks at so many of the newest plants of a time, for those that are wanted.
@@ -317,7 +325,26 @@ impl Sqlite {
                 rows::insert(&mut insert, &PlantRow::from(record))?;
             }
         }
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        self.keep_wal_short()
+    }
+
+    /// Runs a checkpoint once the WAL is long in comparison with the database: the plants of one transaction can be on many pages.
+    fn keep_wal_short(&mut self) -> Result<(), StoreError> {
+        let wal_pages = self.log_pages.load(Ordering::Relaxed);
+        let pages = self
+            .connection
+            .pragma_query_value(None, "page_count", |row| row.get::<_, i32>(0))?;
+        if wal_pages <= (pages / WAL_SHARE).min(WAL_PAGES_MAX) {
+            return Ok(());
+        }
+        let moved = checkpoints::move_log(&self.connection);
+        if moved.is_err() {
+            // After a failed fsync another one may claim success, so closing must not run a checkpoint.
+            let no_checkpoint = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+            self.connection.set_db_config(no_checkpoint, true)?;
+        }
+        moved
     }
 
     /// Keeps tokens of another store as they are, and brings those up to date that it kept before.

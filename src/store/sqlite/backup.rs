@@ -59,9 +59,17 @@ impl BackupFile {
         })
     }
 
-    /// Where it is until it is whole: a store to be filled, then one to be read.
+    /// Where it is until it is whole.
     pub fn location(&self) -> Location {
         Location::Sqlite(self.partial.path().to_owned())
+    }
+
+    /// A connection to a new store in it, to be filled plant by plant. It needs no WAL: after a failure the file is deleted.
+    pub(super) fn fill(&self) -> Result<Connection, SaveError> {
+        let path = self.partial.path();
+        let mut connection = scratch(path)?;
+        open::upgrade(&mut connection, path)?;
+        Ok(connection)
     }
 
     /// To be called once all is in it, and before it is read.

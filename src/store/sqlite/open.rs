@@ -284,7 +284,7 @@ fn set_and_read_back(
     }
 }
 
-fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
+pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let mut from = version(connection, path)?;
     while from < VERSION {
         let step = MIGRATIONS[from as usize];
