@@ -58,14 +58,13 @@ impl Backup {
 /// Copies what is no file. Plants are never changed, so all that were there at the beginning are in it, and some that
 /// came meanwhile; and so are the tokens that added those.
 fn fill(source: Store, backup: &BackupFile, name: String) -> anyhow::Result<()> {
-    let location = backup.location();
     let mut from = Side {
         store: source,
         name,
     };
     let mut to = Side {
-        store: Store::open_or_create(&location)?,
-        name: location.to_string(),
+        store: Store::open_to_fill(backup)?,
+        name: backup.location().to_string(),
     };
     transfer::copy(&mut from, &mut to)?;
     let tokens = from.store.tokens()?;

@@ -34,8 +34,8 @@ pub(super) struct List {
     since: Option<Timestamp>,
 
     /// Only those that come after this one, as the last line of a list names it, or that were added before this time
-    #[arg(long, value_name = "PLANT", value_parser = place)]
-    before: Option<Place>,
+    #[arg(long, value_name = "PLANT", value_parser = before)]
+    before: Option<Before>,
 
     /// How many at most
     #[arg(long, value_name = "N", default_value = "50", value_parser = clap::value_parser!(u64).range(1..))]
@@ -49,12 +49,27 @@ pub(super) struct List {
     store: StoreSettings,
 }
 
+/// Where a list begins.
+#[derive(Debug, Clone, Copy)]
+enum Before {
+    /// After this one.
+    Plant(Place),
+    /// With the plants that were added before this time.
+    Time(Timestamp),
+}
+
 impl List {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut store = Store::open(&self.store.store)?;
+        let (before, until) = match self.before {
+            Some(Before::Plant(place)) => (place, Place::END),
+            Some(Before::Time(time)) => (Place::END, Place::at(time)),
+            None => (Place::END, Place::END),
+        };
         let wanted = Wanted {
             since: self.since.map_or(Place::FIRST, Place::at),
-            before: self.before.unwrap_or(Place::END),
+            until,
+            before,
             tag: self.tag,
             name_part: self.name,
         };
@@ -202,11 +217,11 @@ fn moment(text: &str) -> Result<Timestamp, String> {
         .unwrap_or(Timestamp::MIN))
 }
 
-/// Where a plant stands, or the first of a moment.
-fn place(text: &str) -> Result<Place, String> {
+/// The position of a plant, or a time.
+fn before(text: &str) -> Result<Before, String> {
     if text.contains('/') {
-        text.parse()
+        text.parse().map(Before::Plant)
     } else {
-        moment(text).map(Place::at)
+        moment(text).map(Before::Time)
     }
 }

@@ -13,7 +13,7 @@ const WALK_MIN: u64 = 10_000;
 /// Plants that may have to be looked at: about what one look at ten million of them takes.
 const WALK_MAX: u64 = 100_000;
 
-/// Plants whose places are kept at a time, of 16 bytes each.
+/// Plants whose places are kept at a time, of 24 bytes each.
 const FOUND_MAX: u32 = 1_000_000;
 
 pub(super) struct Newest {
@@ -89,9 +89,9 @@ impl Newest {
     fn go_on_from(&mut self, last: Option<Place>) -> Result<(), StoreError> {
         match last {
             // In an index that is damaged there may be a circle.
-            Some(last) if last >= self.wanted.before => Err(StoreError::Damaged(
-                "the index by time is not in order".into(),
-            )),
+            Some(last) if last >= self.wanted.before => {
+                Err(StoreError::Damaged("the index is not in order".into()))
+            }
             Some(last) => {
                 self.wanted.before = last;
                 Ok(())

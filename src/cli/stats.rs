@@ -67,6 +67,8 @@ struct Summary<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     log_bytes: Option<u64>,
     days: Vec<Day>,
+    /// Plants that are dated after today.
+    future: u64,
 }
 
 #[derive(Serialize)]
@@ -105,6 +107,7 @@ impl<'a> Summary<'a> {
             database_bytes: statistics.database_bytes,
             log_bytes: statistics.log_bytes,
             days: days.each().zip(statistics.days).map(day).collect(),
+            future: statistics.future,
         }
     }
 
@@ -157,6 +160,9 @@ impl<'a> Summary<'a> {
             days.push([day.day.clone(), count(day.added), bar]);
         }
         let _ = write!(text, "\n{}", table(days));
+        if self.future > 0 {
+            let _ = writeln!(text, "dated in the future: {}", count(self.future));
+        }
         text
     }
 }

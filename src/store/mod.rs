@@ -71,6 +71,11 @@ impl Store {
         Sqlite::open_backup(path).map(Self::sqlite)
     }
 
+    /// Opens a new, empty store in a backup file, to be filled.
+    pub fn open_to_fill(backup: &BackupFile) -> Result<Self, SaveError> {
+        Sqlite::open_to_fill(backup).map(Self::sqlite)
+    }
+
     /// Opens a store, making it if it is not there.
     pub fn open_or_create(location: &Location) -> Result<Self, OpenError> {
         match location {

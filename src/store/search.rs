@@ -16,9 +16,11 @@ pub const DAYS: usize = 14;
 
 const DAY_MICROSECONDS: i64 = 86_400_000_000;
 
-/// Where a plant stands among all of them: by time, and by id within the same moment.
+/// The position of a plant in the order of `plantstore list`: by batch, then by time, then by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
+    /// The number of the transaction that added it; 0 in a store that orders plants by time alone.
+    pub batch: i64,
     /// When it was added: microseconds since 1970, as precise as any store is.
     pub microsecond: i64,
     /// Its id.
@@ -28,21 +30,24 @@ pub struct Place {
 impl Place {
     /// Before every plant, and within what every engine takes for a time: the year 1.
     pub const FIRST: Self = Self {
+        batch: 0,
         microsecond: -62_135_596_800_000_000,
         id: i64::MIN,
     };
     /// After every plant: in the year 9999.
     pub const END: Self = Self {
+        batch: i64::MAX,
         microsecond: 253_402_200_000_000_000,
         id: i64::MIN,
     };
 
-    /// Before every plant of this moment, and after those of any earlier one.
+    /// The first position of this time in a store that orders plants by time alone. In any store it stands for the time.
     pub fn at(time: Timestamp) -> Self {
         let microsecond = time.as_microsecond();
         // What is left of the moment below a microsecond is over.
         let rounded_up = microsecond + i64::from(time.subsec_nanosecond() % 1000 > 0);
         Self {
+            batch: 0,
             microsecond: rounded_up.clamp(Self::FIRST.microsecond, Self::END.microsecond),
             id: i64::MIN,
         }
@@ -57,10 +62,14 @@ impl Place {
     }
 }
 
-/// Such as 2026-11-15T12:00:07.123Z/42.
+/// Such as 2026-11-15T12:00:07.123Z/42: the time and the id, and if it is not 0 the batch.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.time(), self.id)
+        write!(f, "{}/{}", self.time(), self.id)?;
+        match self.batch {
+            0 => Ok(()),
+            batch => write!(f, "/{batch}"),
+        }
     }
 }
 
@@ -70,8 +79,12 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parsed = text.split_once('/').and_then(|(time, id)| {
             let place = Self::at(time.parse().ok()?);
-            let id = id.parse().ok()?;
-            Some(Self { id, ..place })
+            let (id, batch) = id.split_once('/').unwrap_or((id, "0"));
+            Some(Self {
+                batch: batch.parse().ok()?,
+                id: id.parse().ok()?,
+                ..place
+            })
         });
         parsed
             .ok_or_else(|| "expected a time and an id, such as 2026-11-15T12:00:00Z/42".to_owned())
@@ -81,9 +94,11 @@ impl FromStr for Place {
 /// Which plants are looked for.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// From there on.
+    /// Added at this time or later.
     pub since: Place,
-    /// Up to there, and without the one that stands there.
+    /// Added before this time.
+    pub until: Place,
+    /// At an earlier position than this one.
     pub before: Place,
     /// With this tag.
     pub tag: Option<String>,
@@ -129,12 +144,25 @@ pub struct Statistics {
     pub tags: Vec<(String, u64)>,
     /// How many plants were added on each of the last days, today last.
     pub days: [u64; DAYS],
+    /// How many plants are dated after today: the clock was wrong when they were added, or is wrong now.
+    pub future: u64,
     /// How many tokens there are, revoked ones included.
     pub tokens: u64,
     /// What the plants and tokens take on disk, as far as the store can tell.
     pub database_bytes: Option<u64>,
     /// What the log takes beside that, if it is a file of ours.
     pub log_bytes: Option<u64>,
+}
+
+impl Statistics {
+    /// Counts plants that were added on a day, counted from 1970.
+    pub fn count_day(&mut self, days: Days, day: i64, plants: u64) {
+        match usize::try_from(day.saturating_sub(days.first)) {
+            Ok(position) if position < DAYS => self.days[position] += plants,
+            Ok(_) => self.future += plants,
+            Err(_) => {} // before the first of these days
+        }
+    }
 }
 
 /// The last days, in UTC, today last.
@@ -146,7 +174,7 @@ pub struct Days {
 impl Days {
     /// Up to this moment.
     pub fn until(now: Timestamp) -> Self {
-        let today = now.as_microsecond().div_euclid(DAY_MICROSECONDS);
+        let today = Self::of(now.as_microsecond());
         let before = i64::try_from(DAYS).expect("a few") - 1;
         Self {
             first: today - before,
@@ -158,15 +186,9 @@ impl Days {
         Timestamp::from_microsecond(self.first * DAY_MICROSECONDS).expect("not long ago")
     }
 
-    /// The position of the day of this moment.
-    pub fn position(self, microsecond: i64) -> Option<usize> {
-        self.position_of_day(microsecond.div_euclid(DAY_MICROSECONDS))
-    }
-
-    /// The position of a day, counted from 1970.
-    pub fn position_of_day(self, day: i64) -> Option<usize> {
-        let position = usize::try_from(day.checked_sub(self.first)?).ok()?;
-        (position < DAYS).then_some(position)
+    /// The day of this time, counted from 1970.
+    pub fn of(microsecond: i64) -> i64 {
+        microsecond.div_euclid(DAY_MICROSECONDS)
     }
 
     /// When each begins.
@@ -185,6 +207,7 @@ mod tests {
     fn a_place_is_read_as_it_is_written() {
         for text in [
             "2026-11-15T12:00:07.123456Z/42",
+            "2026-11-15T12:00:07.123Z/-42/17",
             "2026-11-15T12:00:07Z/-9223372036854775808",
         ] {
             let place: Place = text.parse().expect("a place");
@@ -197,6 +220,7 @@ mod tests {
             "42",
             "now/42",
             "2026-11-15T12:00:07Z/x",
+            "2026-11-15T12:00:07Z/1/x",
         ] {
             assert!(bad.parse::<Place>().is_err(), "{bad}");
         }
@@ -218,9 +242,18 @@ mod tests {
         let days = Days::until(now);
         assert_eq!(days.begin().to_string(), "2026-11-02T00:00:00Z");
         assert_eq!(days.each().count(), DAYS);
-        assert_eq!(days.position(now.as_microsecond()), Some(DAYS - 1));
-        assert_eq!(days.position(days.begin().as_microsecond()), Some(0));
-        assert_eq!(days.position(days.begin().as_microsecond() - 1), None);
-        assert_eq!(days.position(now.as_microsecond() + 1000), None);
+        let counted = |microsecond: i64| {
+            let mut statistics = Statistics::default();
+            statistics.count_day(days, Days::of(microsecond), 1);
+            let position = statistics.days.iter().position(|plants| *plants == 1);
+            (position, statistics.future)
+        };
+        let begin = days.begin().as_microsecond();
+        assert_eq!(counted(now.as_microsecond()), (Some(DAYS - 1), 0));
+        assert_eq!(counted(begin), (Some(0), 0));
+        assert_eq!(counted(begin - 1), (None, 0));
+        assert_eq!(counted(i64::MIN), (None, 0));
+        assert_eq!(counted(now.as_microsecond() + 1000), (None, 1));
+        assert_eq!(counted(i64::MAX), (None, 1));
     }
 }

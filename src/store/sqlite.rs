@@ -4,9 +4,8 @@
 mod backup;
 mod check;
 mod checkpoints;
-mod cut;
+mod clock;
 mod file_identity;
-
 mod open;
 mod pace;
 mod rescue;
@@ -41,10 +40,15 @@ use crate::store::contract::{
 use crate::store::error::{OpenError, SaveError, StoreError};
 use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
 use crate::store::sqlite::checkpoints::Checkpoints;
+use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
 use crate::store::sqlite::rows::PlantRow;
 use crate::store::sqlite::session::{Generation, Session};
 use crate::token::TokenDigest;
+
+/// While plants are copied in, the WAL is moved into the database when it has a quarter of its pages, or this many (64 MiB).
+const WAL_SHARE: i32 = 4;
+const WAL_PAGES_MAX: i32 = 16_384;
 
 /// One connection to the database.
 pub struct Sqlite {
@@ -56,6 +60,7 @@ pub struct Sqlite {
     files: Option<FileIdentity>,
     /// Of the one that serves.
     session: Option<Session>,
+    clock: Clock,
 }
 
 /// A session ends with its store, unless that has failed: then it is not dropped.
@@ -81,6 +86,11 @@ impl Sqlite {
     /// Opens a backup to look at it.
     pub fn open_backup(path: &Path) -> Result<Self, OpenError> {
         Ok(Self::new(open::at_rest(path)?))
+    }
+
+    /// Opens a new, empty store in a backup file, to be filled with `keep_tokens` and `keep_plants`.
+    pub fn open_to_fill(backup: &BackupFile) -> Result<Self, SaveError> {
+        Ok(Self::new(backup.fill()?))
     }
 
     /// Opens a store, making it if it is not there.
@@ -116,6 +126,7 @@ impl Sqlite {
         session: Option<Session>,
         path: &Path,
     ) -> Result<Self, OpenError> {
+        clock::compare_with(rows::newest(&connection).map_err(open::unusable(path))?);
         let mut store = Self::new(connection);
         store.session = session;
         let generation = Generation::read(&store.connection).map_err(open::unusable(path))?;
@@ -148,6 +159,7 @@ impl Sqlite {
             checkpoints: None,
             files: None,
             session: None,
+            clock: Clock::default(),
         }
     }
 
@@ -161,11 +173,9 @@ impl Sqlite {
     ) -> Result<Vec<Outcome>, StoreError> {
         let is_new_cycle = self.prepare_write()?;
         let transaction = write(&mut self.connection)?;
-        // With the write lock in hand, and never before what is stored, whoever stored it: whoever reads up to a moment
-        // that is over has read all that there will ever be of it (`cut.rs`).
-        let now = Timestamp::now()
-            .as_millisecond()
-            .max(rows::newest(&transaction)?);
+        let added_at = self.clock.now();
+        // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
+        let number = rows::last_batch(&transaction)?.saturating_add(1);
         let mut outcomes = Vec::with_capacity(batch.len());
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
@@ -174,8 +184,9 @@ impl Sqlite {
                     id: plant.id,
                     name: &plant.plant.name,
                     tag: plant.plant.tag.as_deref(),
-                    added_at: now,
+                    added_at,
                     added_by: token.0,
+                    batch: number,
                 };
                 let inserted = rows::insert(&mut insert, &row)?;
                 outcomes.push(match inserted {
@@ -310,7 +321,7 @@ impl Sqlite {
         &mut self,
         hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        cut::export(&mut self.connection, hand_over)
+        scan::export(&self.connection, hand_over)
     }
 
     /// Looks at so many of the newest plants of a time, for those that are wanted.
@@ -356,7 +367,26 @@ impl Sqlite {
                 rows::insert(&mut insert, &PlantRow::from(record))?;
             }
         }
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        self.keep_wal_short()
+    }
+
+    /// Runs a checkpoint once the WAL is long in comparison with the database: the plants of one transaction can be on many pages.
+    fn keep_wal_short(&mut self) -> Result<(), StoreError> {
+        let wal_pages = self.log_pages.load(Ordering::Relaxed);
+        let pages = self
+            .connection
+            .pragma_query_value(None, "page_count", |row| row.get::<_, i32>(0))?;
+        if wal_pages <= (pages / WAL_SHARE).min(WAL_PAGES_MAX) {
+            return Ok(());
+        }
+        let moved = checkpoints::move_log(&self.connection);
+        if moved.is_err() {
+            // After a failed fsync another one may claim success, so closing must not run a checkpoint.
+            let no_checkpoint = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+            self.connection.set_db_config(no_checkpoint, true)?;
+        }
+        moved
     }
 
     /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
@@ -392,7 +422,7 @@ impl Sqlite {
     }
 }
 
-/// Begins a transaction that holds the write lock from the start, so that it cannot fail later for want of it.
+/// Begins a transaction that holds the write lock from the start, so that it cannot fail half-way for want of it.
 fn write(connection: &mut Connection) -> Result<Transaction<'_>, StoreError> {
     Ok(connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
 }

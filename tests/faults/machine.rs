@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::checker::{Ledger, Told};
+use crate::harness::clock::Clock;
 use crate::harness::{Server, directory, plantstore, run};
 use crate::load::{Load, after_restart};
 use crate::random::Random;
@@ -215,7 +216,10 @@ pub fn clock_set_back(seed: u64, runs: usize, progress: &Progress) -> Report {
         let mut wrong = Vec::new();
         for (start, then) in [("+0", "-400d"), ("-30y", "+1d"), ("-1h", "-2h")] {
             clock.set(start);
-            let server = Server::start_command(clock.command(place.path()), place.path());
+            let mut command = plantstore(place.path());
+            command.args(LISTEN);
+            clock.apply_to(&mut command);
+            let server = Server::start_command(command, place.path());
             let load = Load {
                 clients: 4,
                 plants: 50,
@@ -239,44 +243,4 @@ pub fn clock_set_back(seed: u64, runs: usize, progress: &Progress) -> Report {
         progress.step();
     }
     report
-}
-
-/// A clock that can be set, for one process.
-struct Clock(PathBuf);
-
-impl Clock {
-    fn new(place: &Path) -> Self {
-        Self(place.join("clock"))
-    }
-
-    fn set(&self, time: &str) {
-        let next = self.0.with_extension("next");
-        fs::write(&next, time).expect("a file");
-        fs::rename(next, &self.0).expect("a file");
-    }
-
-    fn command(&self, place: &Path) -> Command {
-        let mut command = plantstore(place);
-        command
-            .args(LISTEN)
-            .env("LD_PRELOAD", library())
-            .env("FAKETIME_TIMESTAMP_FILE", &self.0)
-            .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        command
-    }
-}
-
-/// Debian keeps it in a directory named after the architecture.
-fn library() -> PathBuf {
-    let places = fs::read_dir("/usr/lib").expect("/usr/lib");
-    places
-        .map(|place| {
-            place
-                .expect("an entry")
-                .path()
-                .join("faketime/libfaketimeMT.so.1")
-        })
-        .find(|library| library.exists())
-        .expect("libfaketime is installed: make setup")
 }

@@ -99,7 +99,7 @@ fn a_broken_structure_is_told() {
     a_store(directory.path());
     let store = crate::harness::open(directory.path());
     for id in 100..1000 {
-        let sql = "INSERT INTO plants SELECT ?1, name, tag, added_at, added_by, checksum FROM plants WHERE id = 8";
+        let sql = "INSERT INTO plants SELECT ?1, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id = 8";
         store.execute(sql, [id]).expect("SQL");
     }
     let root: u16 = store

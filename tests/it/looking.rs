@@ -7,7 +7,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, directory, open, plantstore, postgres, run, run_ok, wait_for_exit};
+use crate::harness::{
+    Server, directory, open, plant_checksum, plantstore, postgres, run, run_ok, wait_for_exit,
+};
 
 /// The lines of a command that prints JSON.
 fn json_lines(directory: &Path, arguments: &[&str]) -> Vec<Value> {
@@ -31,7 +33,7 @@ fn failure(directory: &Path, arguments: &[&str]) -> String {
     said
 }
 
-/// Adds ferns 1 to `len` by hand, all of them in one moment that is still to come, by the first token.
+/// Adds ferns 1 to `len` by hand, all of them in one moment that is still to come and in one batch, by the first token.
 fn grow(directory: &Path, len: i64) {
     if let Some(store) = postgres::store(directory) {
         let sql =
@@ -45,30 +47,16 @@ fn grow(directory: &Path, len: i64) {
     let then = jiff::Timestamp::now().as_millisecond() + 60_000;
     let mut store = open(directory);
     let transaction = store.transaction().expect("a transaction");
-    let sql = "INSERT INTO plants VALUES (?1, ?2, 'wild', ?3, 1, ?4)";
+    let sql = "INSERT INTO plants VALUES (?1, ?2, 'wild', ?3, 1, ?4, 1000000)";
     let mut insert = transaction.prepare(sql).expect("SQL");
     for id in 1..=len {
         let name = format!("Fern {id}");
-        let checksum = checksum(id, &name, "wild", then, 1);
+        let checksum = plant_checksum(id, &name, "wild", then, 1, 1_000_000);
         let values = rusqlite::params![id, name, then, checksum];
         insert.execute(values).expect("a plant");
     }
     drop(insert);
     transaction.commit().expect("a commit");
-}
-
-/// As the store makes it.
-fn checksum(id: i64, name: &str, tag: &str, added_at: i64, added_by: i64) -> i32 {
-    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
-    let number = |number: i64| number.to_le_bytes().to_vec();
-    let parts = [
-        number(id),
-        text(name),
-        text(tag),
-        number(added_at),
-        number(added_by),
-    ];
-    crc32fast::hash(&parts.concat()).cast_signed()
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod architecture;
 mod backup_files;
 mod catalogue;
+mod clock;
 mod command_line;
 mod contract;
 mod damage;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::harness::{
-    Server, added_within_a_minute, directory, open, plants, plantstore, postgres, run, run_ok,
+    Server, added_within_a_minute, directory, plants, plantstore, postgres, run, run_ok,
     wait_for_exit, wait_until,
 };
 
@@ -495,43 +495,6 @@ fn what_is_there_already_is_synced_before_it_is_called_so() {
         .lines()
         .any(|line| line.contains("fdatasync(") && line.contains("plantstore.db-wal"));
     assert!(synced, "{trace}");
-}
-
-#[test]
-fn a_plant_from_the_future_does_not_keep_an_export_waiting() {
-    if postgres::is_under_test() {
-        return;
-    }
-    let directory = directory();
-    import_ok(directory.path(), "a.ndjson", many(0..3));
-    let later = "UPDATE plants SET added_at = added_at + 86400000 WHERE id = 1";
-    let store = open(directory.path());
-    store.execute(later, []).expect("SQL");
-    let at: i64 = store
-        .query_row("SELECT added_at FROM plants WHERE id = 1", [], |row| {
-            row.get(0)
-        })
-        .expect("a time");
-    let mut row = crc32fast::Hasher::new();
-    row.update(&1_i64.to_le_bytes());
-    for part in ["plant 1", "many"] {
-        row.update(&(part.len() as u64).to_le_bytes());
-        row.update(part.as_bytes());
-    }
-    row.update(&at.to_le_bytes());
-    row.update(&1_i64.to_le_bytes());
-    let checksum = row.finalize().cast_signed();
-    let update = "UPDATE plants SET checksum = ?1 WHERE id = 1";
-    store.execute(update, [checksum]).expect("SQL");
-    drop(store);
-    assert_eq!(run_ok(directory.path(), &["export"]), many(0..3));
-    // Nor do times go back, whoever adds.
-    import_ok(directory.path(), "b.ndjson", many(3..4));
-    let times = "SELECT count(DISTINCT added_at) FROM plants WHERE id IN (1, 3)";
-    let different: i64 = open(directory.path())
-        .query_row(times, [], |row| row.get(0))
-        .expect("times");
-    assert_eq!(different, 1);
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! What is only so over PostgreSQL: settings that are refused, roles, several nodes, TLS, a database that is away.
 //! `scripts/with-postgres` runs these, and the tests of everything else, over a server of its own.
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -326,8 +329,7 @@ fn a_store_moves_house_and_back_with_all_it_has() {
     let there = url(directory.path());
     let here = "sqlite:plantstore.db";
     let server = Server::start_in(directory.path(), &["--store", here]);
-    let token =
-        std::fs::read_to_string(directory.path().join("plantstore.token")).expect("a token");
+    let token = fs::read_to_string(directory.path().join("plantstore.token")).expect("a token");
     run_ok(
         directory.path(),
         &["token", "create", "gone", "--store", here],
@@ -379,4 +381,57 @@ fn a_store_moves_house_and_back_with_all_it_has() {
         said.contains("another plant with id 9223372036854775807"),
         "{said}"
     );
+}
+
+/// The most bytes that all files of a directory ever had together while something was done.
+fn peak_bytes(directory: &Path, work: impl FnOnce()) -> u64 {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let peak = scope.spawn(|| {
+            let mut peak = 0;
+            while !over.load(Ordering::Relaxed) {
+                let files = fs::read_dir(directory).expect("a directory").flatten();
+                let sizes = files.filter_map(|file| Some(file.metadata().ok()?.len()));
+                peak = peak.max(sizes.sum());
+                thread::sleep(Duration::from_millis(1));
+            }
+            peak
+        });
+        let done = catch_unwind(AssertUnwindSafe(work));
+        over.store(true, Ordering::Relaxed);
+        let peak = peak.join().expect("no panic");
+        done.unwrap_or_else(|panic| resume_unwind(panic));
+        peak
+    })
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_backup_and_a_copy_take_no_more_than_twice_the_room_of_their_result() {
+    let here = directory();
+    let there = url(here.path());
+    run_ok(here.path(), &["token", "create", "x", "--store", &there]);
+    // Where a plant is by its id has nothing to do with where it is by its time.
+    sql(
+        &there,
+        "INSERT INTO plants SELECT hashint8extended(i, 0), 'plant ' || i, 'tag', '2026-01-01'::TIMESTAMPTZ + i * interval '1 s',
+                (SELECT min(id) FROM tokens) FROM generate_series(1, 100000::BIGINT) AS i",
+    );
+    for command in ["backup result.db", "copy --to sqlite:result.db"] {
+        let target = directory();
+        let arguments: Vec<_> = command.split(' ').collect();
+        let arguments = [&arguments[..], &["--store", &there]].concat();
+        let peak = peak_bytes(target.path(), || {
+            run_ok(target.path(), &arguments);
+        });
+        let result = fs::metadata(target.path().join("result.db")).expect("the result");
+        let result = result.len();
+        assert!(result > 4 << 20, "{result} bytes");
+        assert!(peak <= 2 * result, "{command}: {peak} bytes for {result}");
+        let listed = |store: &str| {
+            let list = ["list", "--json", "--limit", "3", "--store", store];
+            run_ok(target.path(), &list)
+        };
+        assert_eq!(listed("sqlite:result.db"), listed(&there), "{command}");
+    }
 }

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use rusqlite::Connection;
 
-use crate::harness::{Server, directory, open, plantstore, run, run_ok, wait_until};
+use crate::harness::{
+    Server, directory, open, plant_checksum, plantstore, run, run_ok, wait_until,
+};
 
 /// Starts a server that must not start; gives the sentence it ends with.
 fn refusal(directory: &Path, arguments: &[&str]) -> String {
@@ -100,6 +102,114 @@ fn a_store_of_a_newer_version_is_refused() {
         run(directory.path(), &["token", "list"]).status.code(),
         Some(1)
     );
+}
+
+/// Makes a database of schema version 2 by hand, with plants 3, 2 and 1 in the order of their times, and with a token.
+fn version_2(path: &Path, journal_mode: &str) -> String {
+    let elsewhere = directory();
+    let token = run_ok(elsewhere.path(), &["token", "create", "first"]);
+    let elsewhere = elsewhere.path().join("plantstore.db");
+    let store = Connection::open(path).expect("a database");
+    store
+        .pragma_update(None, "journal_mode", journal_mode)
+        .expect("a pragma");
+    for sql in [
+        include_str!("../../migrations/sqlite/0001_plants_and_tokens.sql"),
+        include_str!("../../migrations/sqlite/0002_newest_first.sql"),
+    ] {
+        store.execute_batch(sql).expect("a schema");
+    }
+    for (pragma, value) in [("application_id", 0x506c_6e74), ("user_version", 2)] {
+        store.pragma_update(None, pragma, value).expect("a pragma");
+    }
+    store
+        .execute("ATTACH ?1 AS elsewhere", [elsewhere.to_str()])
+        .expect("a database");
+    store
+        .execute("INSERT INTO tokens SELECT * FROM elsewhere.tokens", [])
+        .expect("a token");
+    for id in 1..=3 {
+        let added_at = 1_700_000_000_000 - id;
+        let values = rusqlite::params![
+            id,
+            added_at,
+            plant_checksum(id, "Fern", "wild", added_at, 1, 0)
+        ];
+        let insert = "INSERT INTO plants VALUES (?1, 'Fern', 'wild', ?2, 1, ?3)";
+        store.execute(insert, values).expect("a plant");
+    }
+    token.trim().to_owned()
+}
+
+fn listed(directory: &Path, arguments: &[&str]) -> Vec<i64> {
+    let printed = run_ok(directory, &[&["list", "--json"], arguments].concat());
+    let id = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        line["id"].as_i64().expect("an id")
+    };
+    printed.lines().map(id).collect()
+}
+
+#[test]
+fn a_store_of_the_version_before_is_upgraded_and_keeps_its_order() {
+    let directory = directory();
+    let token = version_2(&directory.path().join("plantstore.db"), "wal");
+    let server = Server::start_in(directory.path(), &[]);
+    for id in [5, 4, 2] {
+        let body = format!(r#"{{"id":{id},"name":"Fern","tag":"wild"}}"#);
+        let answer = server.connect().add(&token, body.as_bytes());
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    assert_eq!(listed(directory.path(), &[]), [4, 5, 1, 2, 3]);
+    assert_eq!(listed(directory.path(), &["--since", "1h"]), [4, 5]);
+    // A page may end among the plants of either version, and what the version before called a position is one.
+    for (limit, page) in [("1", vec![5, 1, 2, 3]), ("3", vec![2, 3])] {
+        let first = run(directory.path(), &["list", "--limit", limit]);
+        let hint = String::from_utf8(first.stderr).expect("UTF-8");
+        let (_, position) = hint.trim().split_once("--before ").expect("a position");
+        assert_eq!(listed(directory.path(), &["--before", position]), page);
+    }
+    let position = "2023-11-14T22:13:19.998Z/2";
+    assert_eq!(listed(directory.path(), &["--before", position]), [3]);
+    assert_eq!(
+        run_ok(directory.path(), &["export"]).lines().count(),
+        5,
+        "all plants are exported"
+    );
+}
+
+#[test]
+fn a_backup_of_the_version_before_is_read_and_restored_and_not_changed() {
+    let directory = directory();
+    let path = directory.path().join("old.backup");
+    let token = version_2(&path, "delete");
+    let before = fs::read(&path).expect("a file");
+
+    let store = ["--store", "sqlite:old.backup"];
+    assert_eq!(listed(directory.path(), &store), [1, 2, 3]);
+    let filtered = [&["--tag", "wild", "--limit", "2"], &store[..]].concat();
+    assert_eq!(listed(directory.path(), &filtered), [1, 2]);
+    for (command, expected) in [
+        (vec!["export"], r#"{"id":1,"name":"Fern","tag":"wild"}"#),
+        (vec!["stats"], "plants         3\n"),
+        (vec!["get", "2"], "name      Fern\n"),
+    ] {
+        let said = run_ok(directory.path(), &[&command[..], &store].concat());
+        assert!(said.contains(expected), "{command:?}: {said}");
+    }
+    let said = run_ok(directory.path(), &["check", "old.backup"]);
+    assert_eq!(said, "no damage: plants 3, tokens 1\n");
+    assert_eq!(fs::read(&path).expect("a file"), before);
+
+    run_ok(
+        directory.path(),
+        &["restore", "old.backup", "--store", "sqlite:new.db"],
+    );
+    let new = ["--store", "sqlite:new.db"];
+    let server = Server::start_in(directory.path(), &new);
+    let answer = server.connect().add(&token, br#"{"id":4,"name":"Fern"}"#);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(listed(directory.path(), &new), [4, 1, 2, 3]);
 }
 
 #[test]
@@ -303,14 +413,14 @@ fn starting_reads_no_more_of_a_large_store_than_of_a_small_one() {
     run_ok(directory.path(), &["token", "create", "x"]);
     let small = read_at_start(directory.path());
     let fill = "INSERT INTO plants WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 300000)
-                SELECT i, 'a plant with a name of some length', 'tag', 0, 1, 0 FROM n";
+                SELECT i, 'a plant with a name of some length', 'tag', 0, 1, 0, 0 FROM n";
     open(directory.path()).execute_batch(fill).expect("plants");
     let fill = fill.replace(
         "INSERT INTO plants",
         "INSERT INTO tokens (name, digest, created_at, checksum)",
     );
     let fill = fill.replace(
-        "SELECT i, 'a plant with a name of some length', 'tag', 0, 1, 0",
+        "SELECT i, 'a plant with a name of some length', 'tag', 0, 1, 0, 0",
         "SELECT 'token ' || i, randomblob(32), 0, 0",
     );
     open(directory.path()).execute_batch(&fill).expect("tokens");

@@ -85,12 +85,17 @@ struct Values {
 
 impl Values {
     fn of(wanted: &Wanted, len: u32) -> Self {
+        let before = Place {
+            batch: 0,
+            ..wanted.before
+        };
+        let before = before.min(wanted.until);
         let stored =
             |text: &Option<String>| text.as_deref().map(|text| text::stored(text).into_owned());
         Self {
             since: wanted.since.time(),
-            before: wanted.before.time(),
-            before_id: wanted.before.id,
+            before: before.time(),
+            before_id: before.id,
             len: i64::from(len),
             tag: stored(&wanted.tag),
             name_part: stored(&wanted.name_part),
@@ -112,6 +117,7 @@ impl Values {
 /// Of `added_at, id`.
 fn place(row: &Row) -> Place {
     Place {
+        batch: 0,
         microsecond: row.get::<_, Timestamp>(0).as_microsecond(),
         id: row.get(1),
     }

@@ -43,9 +43,7 @@ impl Link {
         let begin = days.begin();
         let rows = self.until_known(async |session| session.client.query(DAYS, &[&begin]).await);
         for row in rows.await? {
-            if let Some(day) = days.position_of_day(row.get(0)) {
-                all.days[day] = count(row.get(1));
-            }
+            all.count_day(days, row.get(0), count(row.get(1)));
         }
 
         all.database_bytes = self.size().await?;

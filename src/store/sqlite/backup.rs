@@ -36,6 +36,14 @@ impl BackupFile {
         Location::Sqlite(self.0.path().to_owned())
     }
 
+    /// A connection to a new store in it, to be filled plant by plant. It needs no WAL: after a failure the file is deleted.
+    pub(super) fn fill(&self) -> Result<Connection, SaveError> {
+        let path = self.0.path();
+        let mut connection = scratch(path)?;
+        open::upgrade(&mut connection, path)?;
+        Ok(connection)
+    }
+
     /// To be called once all is in it, and before it is read.
     pub fn settle(&self) -> Result<(), SaveError> {
         open::lay_to_rest(self.0.path())?;

@@ -144,7 +144,7 @@ impl Drop for Mover {
 }
 
 /// A reader in the way, or a full disk, leaves the rest for next time.
-fn move_log(connection: &Connection) -> Result<(), StoreError> {
+pub(super) fn move_log(connection: &Connection) -> Result<(), StoreError> {
     match open::checkpoint(connection, "PASSIVE").map_err(StoreError::from) {
         Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_)) => Ok(()),
         Err(failed) => Err(failed),

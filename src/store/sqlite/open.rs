@@ -26,12 +26,16 @@ use crate::store::sqlite::wal_check;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The schema, a step a version. A step that has been released is never changed.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
     include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
+    include_str!("../../../migrations/sqlite/0003_batches.sql"),
     include_str!("../../../migrations/sqlite/0004_store.sql"),
 ];
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
+
+/// The first version whose plants have a batch number.
+const VERSION_WITH_BATCHES: u32 = 3;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// A connection for the one server: up to date, and with nothing left in the WAL that is not
@@ -87,7 +91,15 @@ pub(super) fn at_rest(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     match is_at_rest(&connection, path) {
-        Ok(true) => Ok(connection),
+        Ok(true) => {
+            if version(&connection, path)? < VERSION_WITH_BATCHES {
+                // A backup is never changed, so the missing column is added by a view that hides the table.
+                let view = "PRAGMA temp_store = MEMORY;
+                            CREATE TEMP VIEW plants AS SELECT *, 0 AS batch FROM main.plants";
+                connection.execute_batch(view).map_err(unusable(path))?;
+            }
+            Ok(connection)
+        }
         Ok(false) | Err(OpenError::NotOurs(_)) => Err(OpenError::NotABackup(name)),
         Err(error) => Err(error),
     }
@@ -277,7 +289,7 @@ fn set_and_read_back(
     }
 }
 
-fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
+pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let mut from = version(connection, path)?;
     while from < VERSION {
         let step = MIGRATIONS[from as usize];

@@ -4,7 +4,7 @@
 use crc32fast::Hasher;
 use jiff::Timestamp;
 use rusqlite::types::Type;
-use rusqlite::{Connection, Error, Row, Statement, params};
+use rusqlite::{Connection, Error, OptionalExtension, Row, Statement, params};
 
 use crate::plant::Plant;
 use crate::store::contract::{PlantRecord, TokenId, TokenRecord};
@@ -12,26 +12,22 @@ use crate::token::TokenDigest;
 
 /// What `plant` reads.
 pub(super) const SELECT_PLANTS: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum FROM plants";
+    "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants";
 pub(super) const SELECT_PLANT: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id = ?1";
+    "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id = ?1";
 
 pub(super) const SELECT_RANGE: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id BETWEEN ?1 AND ?2
+    "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id BETWEEN ?1 AND ?2
      ORDER BY id LIMIT ?3";
 
-/// Those of a cut, by id. Without the `+`, SQLite might go by the index over the times, and sort.
-pub(super) const SELECT_CUT: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id >= ?1 AND +added_at <= ?2
-     ORDER BY id";
+pub(super) const SELECT_FROM: &str = "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id >= ?1 ORDER BY id";
 
-pub(super) const SELECT_ALL: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum FROM plants WHERE id BETWEEN ?1 AND ?2";
+pub(super) const SELECT_ALL: &str = "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id BETWEEN ?1 AND ?2";
 
 /// What `insert` runs: it leaves what is there.
 pub(super) const INSERT_PLANT: &str =
-    "INSERT INTO plants (id, name, tag, added_at, added_by, checksum)
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (id) DO NOTHING";
+    "INSERT INTO plants (id, name, tag, added_at, added_by, checksum, batch)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO NOTHING";
 
 /// Everything of a plant that is stored, as it is stored.
 #[derive(Clone, Copy)]
@@ -41,6 +37,8 @@ pub(super) struct PlantRow<'a> {
     pub(super) tag: Option<&'a str>,
     pub(super) added_at: i64,
     pub(super) added_by: i64,
+    /// The number of the transaction that added it; 0 if it was copied, or stored by an older version.
+    pub(super) batch: i64,
 }
 
 impl PlantRow<'_> {
@@ -51,6 +49,10 @@ impl PlantRow<'_> {
         text(&mut hasher, self.tag.map(str::as_bytes));
         number(&mut hasher, self.added_at);
         number(&mut hasher, self.added_by);
+        // Rows of older versions have a checksum without it.
+        if self.batch != 0 {
+            number(&mut hasher, self.batch);
+        }
         // As signed it never takes more than four bytes.
         hasher.finalize().cast_signed()
     }
@@ -64,15 +66,22 @@ impl<'a> From<&'a PlantRecord> for PlantRow<'a> {
             tag: record.plant.tag.as_deref(),
             added_at: record.added_at.as_millisecond(),
             added_by: record.added_by.0,
+            batch: 0,
         }
     }
 }
 
-/// When the newest plant was added, in milliseconds; long ago, if there is none.
-pub(super) fn newest(connection: &Connection) -> Result<i64, Error> {
-    let mut select = connection.prepare_cached("SELECT max(added_at) FROM plants")?;
-    let newest: Option<i64> = select.query_row([], |row| row.get(0))?;
-    Ok(newest.unwrap_or(i64::MIN))
+/// The highest batch number of any plant; 0 if there is none.
+pub(super) fn last_batch(connection: &Connection) -> Result<i64, Error> {
+    let mut select = connection.prepare_cached("SELECT max(batch) FROM plants")?;
+    let last: Option<i64> = select.query_row([], |row| row.get(0))?;
+    Ok(last.unwrap_or(0))
+}
+
+/// When the last batch was added, in milliseconds since 1970; none if there are no plants.
+pub(super) fn newest(connection: &Connection) -> Result<Option<i64>, Error> {
+    let sql = "SELECT added_at FROM plants ORDER BY batch DESC, added_at DESC LIMIT 1";
+    connection.query_row(sql, [], |row| row.get(0)).optional()
 }
 
 /// Stores a plant with its checksum; 0 if the id is taken.
@@ -83,7 +92,8 @@ pub(super) fn insert(insert: &mut Statement<'_>, row: &PlantRow<'_>) -> Result<u
         row.tag,
         row.added_at,
         row.added_by,
-        row.checksum()
+        row.checksum(),
+        row.batch
     ])
 }
 
@@ -110,6 +120,7 @@ pub(super) fn plant<'a>(row: &'a Row<'_>) -> Option<PlantRow<'a>> {
         tag: row.get_ref(2).ok()?.as_str_or_null().ok()?,
         added_at: number(3)?,
         added_by: number(4)?,
+        batch: number(6)?,
     };
     (number(5)? == i64::from(plant.checksum())).then_some(plant)
 }

@@ -1,9 +1,13 @@
-//! Every plant, by id, in turns: no transaction is so long that the log of a server grows for it.
+//! Reads every plant, by id, in short transactions. A long transaction would keep the WAL from being reset for as long as it runs.
 
-use std::ops::RangeInclusive;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, Error, OptionalExtension, params};
+
+use crate::store::contract::Page;
+use crate::store::error::StoreError;
+use crate::store::sqlite::rows::{self, SELECT_FROM, plant_record};
 
 /// About the time of one turn. Plants can be long or short, and disks fast or slow.
 const TURN: Duration = Duration::from_millis(50);
@@ -40,4 +44,42 @@ pub(super) fn each_range(
             _ => (plants / 2).max(PLANTS_MIN),
         };
     }
+}
+
+/// Passes on all plants of one point in time, a page at a time, until `hand_over` breaks.
+///
+/// Plants are never changed or deleted, and each transaction that adds plants has a higher batch number than all before it. So the
+/// plants up to the highest batch number at the start are all there, and nothing is added to them. (Plants that `plantstore copy`
+/// inserts meanwhile have batch number 0 and may be exported or not.)
+pub(super) fn export(
+    connection: &Connection,
+    hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
+) -> Result<(), StoreError> {
+    let cutoff = rows::last_batch(connection)?;
+    let mut next = Some(i64::MIN);
+    while let Some(first) = next {
+        let page = page(connection, first, cutoff)?;
+        next = page.next_id();
+        if hand_over(&page).is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Reads every plant and skips those after the cutoff here instead of in SQL, so that a plant whose batch number is damaged is
+/// an error and not left out.
+fn page(connection: &Connection, first: i64, cutoff: i64) -> Result<Page, StoreError> {
+    let mut select = connection.prepare_cached(SELECT_FROM)?;
+    let mut rows = select.query([first])?;
+    let mut page = Page::default();
+    while !page.is_full()
+        && let Some(row) = rows.next()?
+    {
+        let plant = plant_record(row)?;
+        if row.get::<_, i64>("batch")? <= cutoff {
+            page.push(plant);
+        }
+    }
+    Ok(page)
 }

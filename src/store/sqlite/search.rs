@@ -11,17 +11,18 @@ use crate::store::search::{Place, Walk, Wanted};
 use crate::store::sqlite::rows::{self, SELECT_PLANT};
 use crate::store::sqlite::scan::each_range;
 
-/// Along the index. What is wanted is tested on those that are read, so that their number is bounded.
+/// Along the index. What is wanted is tested on those that are read, so that their number is bounded; the times are tested in
+/// the index, all of it if need be, because the clock may have been wrong and they need not be in order.
 const WALK: &str = "
-    SELECT added_at, id, (?5 IS NULL OR tag IS ?5) AND (?6 IS NULL OR instr(name, ?6) > 0) FROM plants
-    WHERE added_at >= ?1 AND (added_at, id) < (?2, ?3)
-    ORDER BY added_at DESC, id DESC LIMIT ?4";
+    SELECT batch, added_at, id, (?1 IS NULL OR tag IS ?1) AND (?2 IS NULL OR instr(name, ?2) > 0) FROM plants
+    WHERE added_at >= ?3 AND added_at < ?4 AND (batch, added_at, id) < (?5, ?6, ?7)
+    ORDER BY batch DESC, added_at DESC, id DESC LIMIT ?8";
 
 /// Along the ids: with a plus the index is of no use.
 const SEARCH: &str = "
-    SELECT added_at, id FROM plants
-    WHERE id BETWEEN ?6 AND ?7 AND (?4 IS NULL OR tag = ?4) AND (?5 IS NULL OR instr(name, ?5) > 0)
-      AND +added_at >= ?1 AND (+added_at, id) < (?2, ?3)";
+    SELECT batch, added_at, id FROM plants
+    WHERE id BETWEEN ?8 AND ?9 AND (?1 IS NULL OR tag = ?1) AND (?2 IS NULL OR instr(name, ?2) > 0)
+      AND +added_at >= ?3 AND +added_at < ?4 AND (+batch, +added_at, id) < (?5, ?6, ?7)";
 
 /// Looks at so many of the newest plants of the time.
 pub(super) fn walk(connection: &Connection, wanted: &Wanted, len: u32) -> Result<Walk, Error> {
@@ -30,16 +31,17 @@ pub(super) fn walk(connection: &Connection, wanted: &Wanted, len: u32) -> Result
         looked_at: 0,
         last: None,
     };
-    let (since, _) = stored(wanted.since);
-    let (before, before_id) = stored(wanted.before);
     let (tag, name_part) = (&wanted.tag, &wanted.name_part);
+    let [since, until] = [wanted.since, wanted.until].map(|place| stored(place).0);
+    let (batch, (time, id)) = (wanted.before.batch, stored(wanted.before));
     let mut select = connection.prepare_cached(WALK)?;
-    let mut rows = select.query(params![since, before, before_id, len, tag, name_part])?;
+    let values = params![tag, name_part, since, until, batch, time, id, len];
+    let mut rows = select.query(values)?;
     while let Some(row) = rows.next()? {
         let place = place(row)?;
         walk.looked_at += 1;
         walk.last = Some(place);
-        if row.get(2)? {
+        if row.get(3)? {
             walk.found.push(place);
         }
     }
@@ -56,14 +58,14 @@ pub(super) fn search(
     len: usize,
     read: &mut dyn FnMut(usize),
 ) -> Result<Vec<Place>, Error> {
-    let (since, _) = stored(wanted.since);
-    let (before, before_id) = stored(wanted.before);
     let (tag, name_part) = (&wanted.tag, &wanted.name_part);
+    let [since, until] = [wanted.since, wanted.until].map(|place| stored(place).0);
+    let (batch, (time, id)) = (wanted.before.batch, stored(wanted.before));
     let mut select = connection.prepare_cached(SEARCH)?;
     let mut newest = BinaryHeap::new();
     each_range(connection, read, |ids| {
         let (first, last) = ids.into_inner();
-        let values = params![since, before, before_id, tag, name_part, first, last];
+        let values = params![tag, name_part, since, until, batch, time, id, first, last];
         let mut rows = select.query(values)?;
         while let Some(row) = rows.next()? {
             newest.push(Reverse(place(row)?));
@@ -90,12 +92,13 @@ pub(super) fn found(connection: &Connection, ids: &[i64]) -> Result<Vec<Found>, 
     Ok(found)
 }
 
-/// Of `added_at, id`.
+/// Of `batch, added_at, id`.
 fn place(row: &Row<'_>) -> Result<Place, Error> {
-    let added_at: i64 = row.get(0)?;
+    let added_at: i64 = row.get(1)?;
     Ok(Place {
+        batch: row.get(0)?,
         microsecond: added_at.saturating_mul(1000),
-        id: row.get(1)?,
+        id: row.get(2)?,
     })
 }
 

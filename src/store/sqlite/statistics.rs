@@ -30,9 +30,7 @@ pub(super) fn statistics(
             Some(tag) => tally.add(tag, plant.id),
             None => all.without_tag += 1,
         }
-        if let Some(day) = days.position(plant.added_at.saturating_mul(1000)) {
-            all.days[day] += 1;
-        }
+        all.count_day(days, Days::of(plant.added_at.saturating_mul(1000)), 1);
     })?;
     if !tally.is_exact() {
         tally.begin_again();

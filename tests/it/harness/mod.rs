@@ -2,6 +2,7 @@
 //! is told to. Every wait is bounded; what was started is stopped.
 
 mod client;
+pub mod clock;
 pub mod postgres;
 
 use std::fmt::Write as _;
@@ -416,6 +417,30 @@ pub fn added_within_a_minute(directory: &Path) -> Vec<(i64, String)> {
     let mut select = store.prepare(&sql).expect("SQL");
     let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)));
     rows.expect("rows").collect::<Result<_, _>>().expect("rows")
+}
+
+/// The checksum of a plant in a SQLite store.
+pub fn plant_checksum(
+    id: i64,
+    name: &str,
+    tag: &str,
+    added_at: i64,
+    added_by: i64,
+    batch: i64,
+) -> i32 {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let number = |number: i64| number.to_le_bytes().to_vec();
+    let mut parts = vec![
+        number(id),
+        text(name),
+        text(tag),
+        number(added_at),
+        number(added_by),
+    ];
+    if batch != 0 {
+        parts.push(number(batch));
+    }
+    crc32fast::hash(&parts.concat()).cast_signed()
 }
 
 /// Copies the tokens of another store by hand.
