@@ -107,8 +107,10 @@ fn a_role_without_rights_to_create_works_once_another_has_migrated() {
     sql(
         &url,
         &format!(
-            "GRANT SELECT ON plantstore_schema TO {role};
-             GRANT SELECT, INSERT, UPDATE ON plants, tokens TO {role}"
+            "GRANT USAGE ON SCHEMA plantstore TO {role};
+             GRANT SELECT ON plantstore.schema_version TO {role};
+             GRANT SELECT, INSERT, UPDATE ON plantstore.plants, plantstore.tokens TO {role};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role}"
         ),
     );
     let token = run_ok(
@@ -148,7 +150,7 @@ fn a_schema_that_is_newer_than_we_are_is_refused() {
     run_ok(directory.path(), &["migrate"]);
     sql(
         &url(directory.path()),
-        "INSERT INTO plantstore_schema VALUES (99)",
+        "INSERT INTO plantstore.schema_version VALUES (99)",
     );
     let sentence = refusal(directory.path(), &SERVE);
     assert!(sentence.contains("schema version 99"), "{sentence}");
@@ -353,7 +355,7 @@ fn a_store_moves_house_and_back_with_all_it_has() {
         assert_eq!(said, "copied and compared: plants 2501, tokens 2\n");
     }
     // Interrupted half-way, it is taken up again.
-    sql(&there, "DELETE FROM plants WHERE id % 3 = 0");
+    sql(&there, "DELETE FROM plantstore.plants WHERE id % 3 = 0");
     assert!(copy(here, &there).status.success());
     assert!(copy(&there, "sqlite:back.db").status.success());
     let listed = |store: &str| {
@@ -370,7 +372,7 @@ fn a_store_moves_house_and_back_with_all_it_has() {
 
     sql(
         &there,
-        "UPDATE plants SET name = 'another' WHERE id = 9223372036854775807",
+        "UPDATE plantstore.plants SET name = 'another' WHERE id = 9223372036854775807",
     );
     let refused = copy(here, &there);
     assert_eq!(refused.status.code(), Some(1));
