@@ -1,6 +1,10 @@
 //! What is only so over PostgreSQL: settings that are refused, roles, several nodes, TLS, a database that is away.
 //! `scripts/with-postgres` runs these, and the tests of everything else, over a server of its own.
 
+mod pooler;
+mod schema;
+mod settings;
+
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
@@ -33,6 +37,11 @@ fn refusal(directory: &Path, arguments: &[&str]) -> String {
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     stderr
+}
+
+/// Waits for a part of a line in the log.
+fn says(server: &Server, part: &str) {
+    wait_until(part, || server.everything_logged().contains(part));
 }
 
 const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];

@@ -435,7 +435,7 @@ impl Relation {
                 return Some(format!("column {name} is {found} instead of {sql_type}"));
             }
             if column.is_required != (*is != Is::Optional) {
-                let null = if column.is_required { "not " } else { "" };
+                let null = if column.is_required { "not" } else { "" };
                 return Some(format!("column {name} can{null} be null"));
             }
             if *is == Is::Unique && !column.is_unique {
