@@ -1,5 +1,5 @@
 -- A token is never deleted, so that a plant always knows who added it. Numbers come from us: no sequence.
-CREATE TABLE IF NOT EXISTS tokens (
+CREATE TABLE IF NOT EXISTS plantstore.tokens (
     id           BIGINT PRIMARY KEY,
     name         TEXT NOT NULL UNIQUE,
     digest       BYTEA NOT NULL UNIQUE,

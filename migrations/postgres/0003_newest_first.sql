@@ -1,2 +1,2 @@
 -- For `plantstore list`, newest first.
-CREATE INDEX IF NOT EXISTS plants_by_time ON plants (added_at, id)
+CREATE INDEX IF NOT EXISTS plants_by_time ON plantstore.plants (added_at, id)

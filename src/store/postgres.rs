@@ -2,10 +2,12 @@
 //! became of it is never guessed: an answer that was lost is found out by running the same batch again.
 
 mod batch;
+mod client;
 mod export;
 mod keep;
 mod link;
 mod rows;
+mod schema;
 mod search;
 mod session;
 mod statistics;
@@ -19,23 +21,21 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
-use tokio_postgres::Error;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
 
 use crate::store::contract::{
     Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
 use crate::store::error::{OpenError, StoreError, chain};
+use crate::store::postgres::client::Param;
 use crate::store::postgres::link::Link;
-use crate::store::postgres::session::{ConnectError, STEPS, VERSION};
+use crate::store::postgres::session::ConnectError;
 use crate::store::postgres::tls::Tls;
 use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
 use crate::store::url::Url;
 use crate::token::TokenDigest;
 
-/// For a first look, at a server that may take connections and never answer.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// For the first connection at least, in which tables may have to be created.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One connection to the database, made anew whenever it is lost.
 pub struct Postgres {
@@ -45,27 +45,25 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Opens a database that has our schema.
+    /// Opens a database that has our tables.
     pub fn open(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
-        let mut store = Self::new(url, timeout)?;
-        match store.version()? {
-            VERSION => Ok(store),
-            _ => Err(OpenError::NotMigrated(url.to_string())),
-        }
+        let mut store = Self::new(url, timeout, false)?;
+        store.connect()?;
+        Ok(store)
     }
 
-    /// Opens a database, making the schema if it is not there.
+    /// Opens a database, creating our tables if they are not there. Safe to run from several nodes at once.
     pub fn open_or_create(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
-        let mut store = Self::new(url, timeout)?;
-        store.migrate()?;
+        let mut store = Self::new(url, timeout, true)?;
+        store.connect()?;
         Ok(store)
     }
 
     /// Opens a database for a server. One that is away is waited for by every add; one that refuses us is an error
     /// at once.
     pub fn open_to_serve(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
-        let mut store = Self::new(url, timeout)?;
-        match store.migrate() {
+        let mut store = Self::new(url, timeout, true)?;
+        match store.connect() {
             Err(OpenError::Away { source, .. }) => {
                 tracing::warn!(database = %url, cause = %chain(&*source), "the database cannot be reached yet");
             }
@@ -74,7 +72,7 @@ impl Postgres {
         Ok(store)
     }
 
-    fn new(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
+    fn new(url: &Url, timeout: Duration, create: bool) -> Result<Self, OpenError> {
         let failed_to = |action, path: &str| {
             let path = path.to_owned();
             move |source| OpenError::Io {
@@ -100,67 +98,40 @@ impl Postgres {
                 url: url.clone(),
                 tls,
                 timeout,
+                create,
+                is_verified: false,
                 session: None,
             },
         })
     }
 
-    /// Makes whatever the schema lacks. Safe to run from several nodes at once.
-    pub fn migrate(&mut self) -> Result<(), OpenError> {
-        if self.version()? == VERSION {
-            return Ok(());
-        }
-        self.block_on(async |link| {
-            let make = "CREATE TABLE IF NOT EXISTS plantstore_schema (version BIGINT PRIMARY KEY)";
-            for step in std::iter::once(make).chain(STEPS) {
-                link.until_known(async |session| match session.client.batch_execute(step).await {
-                    // Another node made it in the same moment.
-                    Err(error) if was_made(&error) => Ok(()),
-                    done => done,
-                })
-                .await?;
-            }
-            let sql = "INSERT INTO plantstore_schema (version) VALUES ($1) ON CONFLICT (version) DO NOTHING";
-            link.until_known(async |session| session.client.execute(sql, &[&VERSION]).await)
-                .await
-        })
-        .map(drop)
-        .map_err(|error| match error {
-            StoreError::Busy(source) => OpenError::Migration {
-                database: self.link.url.to_string(),
-                source,
-            },
-            other => OpenError::Away {
-                database: self.link.url.to_string(),
-                source: other.into(),
-            },
-        })
-    }
-
-    /// The version of the schema, as far as we know it.
-    fn version(&mut self) -> Result<i64, OpenError> {
+    /// Connects for the first time: to a server with safe settings, and with our tables.
+    fn connect(&mut self) -> Result<(), OpenError> {
         let database = self.link.url.to_string();
-        let found = self.block_on(async |link| {
-            let look = async { link.session().await?.version().await };
-            match timeout(OPEN_TIMEOUT, look).await {
-                Ok(found) => found,
+        let connected = self.block_on(async |link| {
+            match timeout(link.timeout.max(OPEN_TIMEOUT), link.session()).await {
+                Ok(session) => session.map(drop),
                 Err(elapsed) => Err(ConnectError::Away(elapsed.into())),
             }
         });
-        match found {
-            Ok(found) if found > VERSION => Err(OpenError::Newer {
-                path: database,
-                found,
-                known: VERSION,
-            }),
-            Ok(found) => Ok(found),
-            Err(ConnectError::Away(source)) => Err(OpenError::Away { database, source }),
-            Err(ConnectError::Refused(problem)) => Err(OpenError::Unsafe { database, problem }),
-            Err(ConnectError::Rejected(source)) => Err(OpenError::Rejected {
+        connected.map_err(|error| match error {
+            ConnectError::Away(source) => OpenError::Away { database, source },
+            ConnectError::Refused(problem) => OpenError::Unsafe { database, problem },
+            ConnectError::Rejected(source) => OpenError::Rejected {
                 database,
                 source: source.into(),
-            }),
-        }
+            },
+            ConnectError::NotMigrated => OpenError::NotMigrated(database),
+            ConnectError::Migration(source) => OpenError::Migration {
+                database,
+                source: source.into(),
+            },
+            ConnectError::Newer { found, known } => OpenError::Newer {
+                path: database,
+                found,
+                known,
+            },
+        })
     }
 
     /// Adds a batch of plants in one statement: an outcome for each, in order, once all of it is committed.
@@ -224,7 +195,7 @@ impl Postgres {
     /// How many plants there are.
     pub fn count_plants(&mut self) -> Result<u64, StoreError> {
         self.block_on(async |link| {
-            let sql = "SELECT count(*) FROM plants";
+            let sql = "SELECT count(*) FROM plantstore.plants";
             let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
             Ok(u64::try_from(row.await?.get::<_, i64>(0)).unwrap_or_default())
         })
@@ -238,10 +209,10 @@ impl Postgres {
     ) -> Result<Vec<PlantRecord>, StoreError> {
         let page_len = i64::from(page_len);
         self.block_on(async |link| {
-            let sql = "SELECT id, name, tag, added_at, added_by FROM plants
+            let sql = "SELECT id, name, tag, added_at, added_by FROM plantstore.plants
                        WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3";
             let rows = link.until_known(async |session| {
-                let values: [&(dyn ToSql + Sync); 3] = [ids.start(), ids.end(), &page_len];
+                let values: [&dyn Param; 3] = [ids.start(), ids.end(), &page_len];
                 session.client.query(sql, &values).await
             });
             rows.await?.iter().map(rows::plant_record).collect()
@@ -282,7 +253,7 @@ impl Postgres {
     pub fn check(&mut self, tell: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
         self.block_on(async |link| {
             let sql = "SELECT plants.id, plants.added_by, tokens.id IS NULL
-                       FROM plants LEFT JOIN tokens ON tokens.id = plants.added_by
+                       FROM plantstore.plants LEFT JOIN plantstore.tokens ON tokens.id = plants.added_by
                        WHERE tokens.id IS NULL OR plants.name ~ $1 OR plants.tag ~ $1
                        ORDER BY plants.id LIMIT 1000";
             let escape = "\u{1a}([^01]|$)";
@@ -296,7 +267,7 @@ impl Postgres {
                     format!("plant {id}: not what was stored")
                 }));
             }
-            let sql = "SELECT (SELECT count(*) FROM plants), (SELECT count(*) FROM tokens)";
+            let sql = "SELECT (SELECT count(*) FROM plantstore.plants), (SELECT count(*) FROM plantstore.tokens)";
             let row = link.until_known(async |session| session.client.query_one(sql, &[]).await);
             let row = row.await?;
             let count = |index| u64::try_from(row.get::<_, i64>(index)).unwrap_or_default();
@@ -320,13 +291,4 @@ impl Drop for Postgres {
             runtime.shutdown_background();
         }
     }
-}
-
-fn was_made(error: &Error) -> bool {
-    let made = [
-        SqlState::DUPLICATE_TABLE,
-        SqlState::UNIQUE_VIOLATION,
-        SqlState::DUPLICATE_OBJECT,
-    ];
-    error.code().is_some_and(|code| made.contains(code))
 }

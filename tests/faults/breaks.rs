@@ -44,22 +44,25 @@ const BREAKS_OF_POSTGRES: [Break; 2] = [
     (
         "replays-that-write-nothing",
         "src/store/postgres/batch.rs",
-        "INSERT INTO plants (id, name, tag, added_at, added_by)
-    SELECT id, name, tag, $4::TIMESTAMPTZ, added_by
-    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $5::BIGINT[]) AS new (id, name, tag, added_by)
+        "INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
+    SELECT id, name, tag, now(), added_by
+    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
+         set_config('synchronous_commit',
+                    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
+                    true)
     ORDER BY id
     ON CONFLICT (id) DO UPDATE SET name = excluded.name
     WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
-    RETURNING id, added_at",
+    RETURNING id, added_at = now()",
         "WITH new AS (
-        SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $5::BIGINT[]) AS new (id, name, tag, added_by)
+        SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by)
     ), added AS (
-        INSERT INTO plants (id, name, tag, added_at, added_by)
-        SELECT id, name, tag, $4::TIMESTAMPTZ, added_by FROM new ORDER BY id
-        ON CONFLICT (id) DO NOTHING RETURNING id, added_at
+        INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
+        SELECT id, name, tag, now(), added_by FROM new ORDER BY id
+        ON CONFLICT (id) DO NOTHING RETURNING id, TRUE
     )
-    SELECT id, added_at FROM added
-    UNION ALL SELECT id, added_at FROM plants JOIN new USING (id)
+    SELECT * FROM added
+    UNION ALL SELECT id, FALSE FROM plantstore.plants JOIN new USING (id)
     WHERE plants.name = new.name AND plants.tag IS NOT DISTINCT FROM new.tag",
     ),
 ];

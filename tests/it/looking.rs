@@ -37,7 +37,7 @@ fn failure(directory: &Path, arguments: &[&str]) -> String {
 fn grow(directory: &Path, len: i64) {
     if let Some(store) = postgres::store(directory) {
         let sql =
-            "INSERT INTO plants SELECT id, 'Fern ' || id, 'wild', $2, (SELECT min(id) FROM tokens)
+            "INSERT INTO plantstore.plants SELECT id, 'Fern ' || id, 'wild', $2, (SELECT min(id) FROM plantstore.tokens)
                    FROM generate_series(1, $1::BIGINT) AS id";
         let then = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(1);
         return postgres::with_client(&store, async |client| {

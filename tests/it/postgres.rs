@@ -1,6 +1,10 @@
 //! What is only so over PostgreSQL: settings that are refused, roles, several nodes, TLS, a database that is away.
 //! `scripts/with-postgres` runs these, and the tests of everything else, over a server of its own.
 
+mod pooler;
+mod schema;
+mod settings;
+
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -36,6 +40,11 @@ fn refusal(directory: &Path, arguments: &[&str]) -> String {
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     stderr
+}
+
+/// Waits for a part of a line in the log.
+fn says(server: &Server, part: &str) {
+    wait_until(part, || server.everything_logged().contains(part));
 }
 
 const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
@@ -110,8 +119,10 @@ fn a_role_without_rights_to_create_works_once_another_has_migrated() {
     sql(
         &url,
         &format!(
-            "GRANT SELECT ON plantstore_schema TO {role};
-             GRANT SELECT, INSERT, UPDATE ON plants, tokens TO {role}"
+            "GRANT USAGE ON SCHEMA plantstore TO {role};
+             GRANT SELECT ON plantstore.schema_version TO {role};
+             GRANT SELECT, INSERT, UPDATE ON plantstore.plants, plantstore.tokens TO {role};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role}"
         ),
     );
     let token = run_ok(
@@ -151,7 +162,7 @@ fn a_schema_that_is_newer_than_we_are_is_refused() {
     run_ok(directory.path(), &["migrate"]);
     sql(
         &url(directory.path()),
-        "INSERT INTO plantstore_schema VALUES (99)",
+        "INSERT INTO plantstore.schema_version VALUES (99)",
     );
     let sentence = refusal(directory.path(), &SERVE);
     assert!(sentence.contains("schema version 99"), "{sentence}");
@@ -355,7 +366,7 @@ fn a_store_moves_house_and_back_with_all_it_has() {
         assert_eq!(said, "copied and compared: plants 2501, tokens 2\n");
     }
     // Interrupted half-way, it is taken up again.
-    sql(&there, "DELETE FROM plants WHERE id % 3 = 0");
+    sql(&there, "DELETE FROM plantstore.plants WHERE id % 3 = 0");
     assert!(copy(here, &there).status.success());
     assert!(copy(&there, "sqlite:back.db").status.success());
     let listed = |store: &str| {
@@ -372,7 +383,7 @@ fn a_store_moves_house_and_back_with_all_it_has() {
 
     sql(
         &there,
-        "UPDATE plants SET name = 'another' WHERE id = 9223372036854775807",
+        "UPDATE plantstore.plants SET name = 'another' WHERE id = 9223372036854775807",
     );
     let refused = copy(here, &there);
     assert_eq!(refused.status.code(), Some(1));

@@ -1,28 +1,51 @@
 //! A batch of plants: one statement, or three if an id in it stands for several plants and belongs to one of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::timeout;
-use tokio_postgres::types::ToSql;
 
 use crate::plant::Plant;
 use crate::store::contract::{Addition, Outcome, TokenId};
 use crate::store::error::StoreError;
+use crate::store::postgres::client::Param;
 use crate::store::postgres::link::Link;
 use crate::store::postgres::{rows, text};
 
 /// A replay is a write too: its commit waits for the standby, as that of the first time should have. Sorted, so
-/// that two batches cannot wait for each other.
+/// that two batches cannot wait for each other. Dated by the clock of the database, which is the same for all nodes.
+///
+/// `synchronous_commit` is set for this transaction alone: whatever the settings of the server, its role or a session that a
+/// pooler shares become after they were checked, this commit is waited for.
 const ADD: &str = "
-    INSERT INTO plants (id, name, tag, added_at, added_by)
-    SELECT id, name, tag, $4::TIMESTAMPTZ, added_by
-    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $5::BIGINT[]) AS new (id, name, tag, added_by)
+    INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
+    SELECT id, name, tag, now(), added_by
+    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
+         set_config('synchronous_commit',
+                    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
+                    true)
     ORDER BY id
     ON CONFLICT (id) DO UPDATE SET name = excluded.name
     WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
-    RETURNING id, added_at";
+    RETURNING id, added_at = now()";
+
+/// Writes the row of this node, which no other session has a reason to lock.
+const PROBE: &str = "
+    INSERT INTO plantstore.nodes (id, started_at, seen_at) VALUES ($1, now(), now())
+    ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at
+    RETURNING started_at = seen_at";
+
+/// Deletes the rows of nodes that have ended, without waiting for anybody.
+const FORGET_NODES: &str = "
+    DELETE FROM plantstore.nodes WHERE id IN (
+        SELECT id FROM plantstore.nodes WHERE seen_at < now() - INTERVAL '1 day' FOR UPDATE SKIP LOCKED
+    )";
+
+/// The number of this process among the nodes.
+static NODE: LazyLock<i64> =
+    LazyLock::new(|| getrandom::u64().map_or(1, |random| (random >> 1).cast_signed()));
 
 /// For what is good to have and not waited for.
 const NOTE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -35,9 +58,7 @@ impl Link {
         for addition in batch {
             first.entry(addition.plant.id).or_insert(addition);
         }
-        let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond())
-            .expect("now is within the range");
-        let mut stored = self.insert(first.values().copied(), now).await?;
+        let mut stored = self.insert(first.values().copied()).await?;
 
         // Where the first was not the one that is stored, another may be.
         let others: Vec<_> = batch
@@ -59,16 +80,16 @@ impl Link {
             let again: Vec<_> = again
                 .filter(|addition| ids.contains(&addition.plant.id))
                 .collect();
-            stored.extend(self.insert(again.into_iter(), now).await?);
+            stored.extend(self.insert(again.into_iter()).await?);
         }
 
         let mut seen = HashSet::new();
         let outcome = |addition: &Addition| {
             let id = addition.plant.id;
             match stored.get(&id) {
-                Some(added_at) if addition.plant.plant == first[&id].plant.plant => {
+                Some(is_new) if addition.plant.plant == first[&id].plant.plant => {
                     let is_first = seen.insert(id);
-                    if is_first && *added_at == now {
+                    if is_first && *is_new {
                         Outcome::Added
                     } else {
                         Outcome::AlreadyThere
@@ -80,12 +101,13 @@ impl Link {
         Ok(batch.iter().map(outcome).collect())
     }
 
-    /// Stores plants with different ids; tells since when those are there that are stored now just as given.
+    /// Stores plants with different ids. For each that is stored now just as given: whether this statement has added it. If
+    /// the reply to an attempt is lost after its commit, the next attempt finds those plants there, and they count as already
+    /// stored.
     async fn insert<'a>(
         &mut self,
         additions: impl Iterator<Item = &'a Addition>,
-        now: Timestamp,
-    ) -> Result<HashMap<i64, Timestamp>, StoreError> {
+    ) -> Result<HashMap<i64, bool>, StoreError> {
         let (mut ids, mut names, mut tags, mut tokens) = (vec![], vec![], vec![], vec![]);
         for Addition { plant, token } in additions {
             ids.push(plant.id);
@@ -95,11 +117,8 @@ impl Link {
         }
         let rows = self
             .until_known(async |session| {
-                let add = session.add(ADD).await?;
-                session
-                    .client
-                    .query(add, &[&ids, &names, &tags, &now, &tokens])
-                    .await
+                let values: [&dyn Param; 4] = [&ids, &names, &tags, &tokens];
+                session.client.query_again(ADD, &values).await
             })
             .await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
@@ -125,30 +144,36 @@ impl Link {
 
     /// Those of these plants that are stored.
     async fn there(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
-        let sql = "SELECT id, name, tag FROM plants WHERE id = ANY($1)";
+        let sql = "SELECT id, name, tag FROM plantstore.plants WHERE id = ANY($1)";
         let rows = self
             .until_known(async |session| session.client.query(sql, &[&ids]).await)
             .await?;
         rows.iter().map(rows::plant).collect()
     }
 
-    /// Writes a row as it is. A store without tokens has nobody who could add anything.
+    /// Writes the row of this node: who cannot commit a plant now fails here as well.
     pub async fn rewrite(&mut self) -> Result<(), StoreError> {
-        let sql = "UPDATE tokens SET name = name WHERE id = (SELECT min(id) FROM tokens)";
-        self.until_known(async |session| session.client.execute(sql, &[]).await)
-            .await
-            .map(drop)
+        let row =
+            self.until_known(async |session| session.client.query_one(PROBE, &[&*NODE]).await);
+        let is_first = row.await?.get(0);
+        if is_first && let Some(session) = &self.session {
+            let forgotten = session.client.execute(FORGET_NODES, &[]);
+            if timeout(NOTE_TIMEOUT, forgotten).await.is_err() {
+                self.session = None;
+            }
+        }
+        Ok(())
     }
 
     /// Notes when tokens were used, if that is done at once: plants are waiting, and the next minute is noted again.
     pub async fn note_use(&mut self, used: &[(TokenId, Timestamp)]) {
-        let sql = "UPDATE tokens SET last_used_at = $2
+        let sql = "UPDATE plantstore.tokens SET last_used_at = $2
                    WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
         for (token, used_at) in used {
             let Some(session) = &self.session else {
                 return;
             };
-            let values: [&(dyn ToSql + Sync); 2] = [&token.0, used_at];
+            let values: [&dyn Param; 2] = [&token.0, used_at];
             let noted = session.client.execute(sql, &values);
             if !matches!(timeout(NOTE_TIMEOUT, noted).await, Ok(Ok(_))) {
                 self.session = None;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures_util::{StreamExt, TryStreamExt};
 use tokio::time::timeout;
 use tokio_postgres::Error;
-use tokio_postgres::types::ToSql;
 
 use crate::store::contract::Page;
 use crate::store::error::StoreError;
+use crate::store::postgres::client::Param;
 use crate::store::postgres::link::Link;
 use crate::store::postgres::rows::plant_record;
 use crate::store::postgres::session::Session;
@@ -20,8 +20,7 @@ use crate::store::postgres::session::Session;
 const STATEMENT_LEN: i64 = 10_000;
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-const SELECT: &str =
-    "SELECT id, name, tag, added_at, added_by FROM plants WHERE id >= $1 ORDER BY id LIMIT $2";
+const SELECT: &str = "SELECT id, name, tag, added_at, added_by FROM plantstore.plants WHERE id >= $1 ORDER BY id LIMIT $2";
 
 impl Link {
     /// Hands over the pages, until that is enough. A connection that is lost takes the transaction with it, so nothing is
@@ -54,11 +53,10 @@ impl Reading<'_> {
     ) -> Result<(), StoreError> {
         self.answer(self.session.client.batch_execute(BEGIN))
             .await?;
-        let select = self.answer(self.session.client.prepare(SELECT)).await?;
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
-            let values: [&(dyn ToSql + Sync); 2] = [&first, &STATEMENT_LEN];
-            let rows = self.session.client.query_raw(&select, values);
+            let values: [&dyn Param; 2] = [&first, &STATEMENT_LEN];
+            let rows = self.session.client.query_raw(SELECT, &values);
             let mut rows = pin!(self.answer(rows).await?.fuse());
             next = None;
             loop {

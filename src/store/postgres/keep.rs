@@ -1,9 +1,8 @@
 //! Plants and tokens of another store, kept as they are: with who added them, and when.
 
-use tokio_postgres::types::ToSql;
-
 use crate::store::contract::{PlantRecord, TokenRecord};
 use crate::store::error::StoreError;
+use crate::store::postgres::client::Param;
 use crate::store::postgres::link::Link;
 use crate::store::postgres::text;
 
@@ -25,11 +24,11 @@ impl Link {
                 .map(|tag| text::stored(tag).into_owned())
         };
         let tags: Vec<_> = plants.iter().map(tag).collect();
-        let sql = "INSERT INTO plants (id, name, tag, added_at, added_by)
+        let sql = "INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
                    SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
                    ON CONFLICT (id) DO NOTHING";
         let kept = self.until_known(async |session| {
-            let values: [&(dyn ToSql + Sync); 5] = [&ids, &names, &tags, &times, &tokens];
+            let values: [&dyn Param; 5] = [&ids, &names, &tags, &times, &tokens];
             session.client.execute(sql, &values).await
         });
         kept.await.map(drop)
@@ -38,7 +37,7 @@ impl Link {
     /// Keeps tokens as they are, and brings those up to date that were kept before.
     pub async fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
         for token in tokens {
-            let sql = "INSERT INTO tokens
+            let sql = "INSERT INTO plantstore.tokens
                          (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
                        VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
                        ON CONFLICT (id) DO UPDATE
@@ -47,7 +46,7 @@ impl Link {
             let digest: &[u8] = token.digest.as_bytes();
             let rate_limit = token.rate_limit.map(i64::from);
             let kept = self.until_known(async |session| {
-                let values: [&(dyn ToSql + Sync); 8] = [
+                let values: [&dyn Param; 8] = [
                     &token.id.0,
                     &&*token.name,
                     &digest,

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Error;
 
 use crate::store::error::{Cause, StoreError, chain};
+use crate::store::postgres::schema::{self, Occasion};
 use crate::store::postgres::session::{ConnectError, Session};
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
@@ -14,6 +15,9 @@ use crate::store::url::Url;
 /// Between two attempts: longer each time, and never quite the same.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// For a connection to a server that may accept it and never respond.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A database, and the connection to it as long as that holds.
 pub struct Link {
@@ -23,21 +27,39 @@ pub struct Link {
     pub tls: Option<Tls>,
     /// How long whatever is asked may take, with all attempts.
     pub timeout: Duration,
+    /// Whether tables that are missing are to be created.
+    pub create: bool,
+    /// Whether the tables were found to be ours before.
+    pub is_verified: bool,
     /// The connection, while there is one.
     pub session: Option<Session>,
 }
 
 impl Link {
-    /// The connection, made now if there is none.
+    /// The connection, made now if there is none: to a server with safe settings, and with our tables.
     pub async fn session(&mut self) -> Result<&Session, ConnectError> {
-        if self
-            .session
-            .as_ref()
-            .is_none_or(|session| session.client.is_closed())
-        {
-            self.session = Some(Session::connect(&self.url, self.tls.as_ref()).await?);
-        }
-        Ok(self.session.as_ref().expect("it was made just now"))
+        // Taken, so that a connection whose check fails, or does not return, is not used again.
+        let session = match self.session.take() {
+            Some(mut session) if !session.client.is_closed() => {
+                session.check_again().await?;
+                session
+            }
+            _ => {
+                let connect = Session::connect(&self.url, self.tls.as_ref());
+                let session = match timeout(CONNECT_TIMEOUT, connect).await {
+                    Ok(session) => session?,
+                    Err(elapsed) => return Err(ConnectError::Away(elapsed.into())),
+                };
+                let occasion = Occasion {
+                    is_first: !self.is_verified,
+                    create: self.create,
+                };
+                schema::ensure(&session.client, occasion).await?;
+                self.is_verified = true;
+                session
+            }
+        };
+        Ok(self.session.insert(session))
     }
 
     /// Does something that can be done again without harm until it is known to have succeeded, or to have failed

@@ -34,7 +34,7 @@ pub fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
     Ok((row.get(0), plant))
 }
 
-/// Of `SELECT *`.
+/// Of all columns, by name.
 pub fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     let damaged = || StoreError::Damaged("a token is not what was stored".into());
     let digest: &[u8] = row.get("digest");

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use futures_util::TryStreamExt;
 use jiff::Timestamp;
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 
 use crate::store::contract::Found;
 use crate::store::error::StoreError;
+use crate::store::postgres::client::Param;
 use crate::store::postgres::link::Link;
 use crate::store::postgres::{rows, text};
 use crate::store::search::{Place, Walk, Wanted};
@@ -17,14 +17,14 @@ use crate::store::search::{Place, Walk, Wanted};
 /// What is wanted is tested on those that are read, so that no plan can make it read more.
 const WALK: &str = "
     SELECT added_at, id, ($5::TEXT IS NULL OR coalesce(tag = $5, FALSE)) AND ($6::TEXT IS NULL OR strpos(name, $6) > 0)
-    FROM plants
+    FROM plantstore.plants
     WHERE added_at >= $1 AND (added_at, id) < ($2, $3::BIGINT)
     ORDER BY added_at DESC, id DESC LIMIT $4::BIGINT";
 
 /// Without OFFSET the engine could walk along the index here too, in the hope of finding enough of them soon.
 const SEARCH: &str = "
     SELECT added_at, id FROM (
-      SELECT added_at, id FROM plants
+      SELECT added_at, id FROM plantstore.plants
       WHERE added_at >= $1 AND (added_at, id) < ($2, $3::BIGINT)
         AND ($5::TEXT IS NULL OR tag = $5) AND ($6::TEXT IS NULL OR strpos(name, $6) > 0)
       OFFSET 0
@@ -51,7 +51,7 @@ impl Link {
     pub async fn search(&mut self, wanted: &Wanted, len: u32) -> Result<Vec<Place>, StoreError> {
         let values = Values::of(wanted, len);
         self.until_known(async |session| {
-            let rows = session.client.query_raw(SEARCH, values.all()).await?;
+            let rows = session.client.query_raw(SEARCH, &values.all()).await?;
             rows.map_ok(|row| place(&row)).try_collect().await
         })
         .await
@@ -59,7 +59,8 @@ impl Link {
 
     /// The plants with these ids, in this order, without those that are not there.
     pub async fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
-        let sql = "SELECT id, name, tag, added_at, added_by FROM plants WHERE id = ANY($1)";
+        let sql =
+            "SELECT id, name, tag, added_at, added_by FROM plantstore.plants WHERE id = ANY($1)";
         let rows = self
             .until_known(async |session| session.client.query(sql, &[&ids]).await)
             .await?;
@@ -102,7 +103,7 @@ impl Values {
         }
     }
 
-    fn all(&self) -> [&(dyn ToSql + Sync); 6] {
+    fn all(&self) -> [&dyn Param; 6] {
         [
             &self.since,
             &self.before,

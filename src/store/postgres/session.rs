@@ -4,33 +4,30 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use jiff::{SignedDuration, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::OnceCell;
-use tokio_postgres::error::{Severity, SqlState};
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket, Statement};
+use tokio_postgres::error::Severity;
+use tokio_postgres::{AsyncMessage, Connection, NoTls, Socket};
 
 use crate::store::error::Cause;
+use crate::store::postgres::client::Client;
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
 
-/// The version of the schema that we know: the number of steps in `migrations/postgres`.
-pub const VERSION: i64 = 3;
+/// How long the settings that were read are relied upon. Some of them can be changed under an open connection.
+const SETTINGS_HOLD: Duration = Duration::from_secs(1);
 
-/// One statement each, and each can be run again: no engine has to put two of them in one transaction.
-pub const STEPS: [&str; 3] = [
-    include_str!("../../../migrations/postgres/0001_tokens.sql"),
-    include_str!("../../../migrations/postgres/0002_plants.sql"),
-    include_str!("../../../migrations/postgres/0003_newest_first.sql"),
-];
-const _: () = assert!(STEPS.len() as u64 == VERSION.unsigned_abs());
+/// A difference between the clocks that is worth a line in the log.
+const CLOCK_DIFFERENCE_MAX: SignedDuration = SignedDuration::from_secs(10);
 
 /// A connection, and whether the server has warned on it.
 pub struct Session {
     /// For statements.
     pub client: Client,
     warned: Arc<AtomicBool>,
-    add: OnceCell<Statement>,
+    checked_at: Instant,
 }
 
 /// Why there is no connection.
@@ -45,6 +42,15 @@ pub enum ConnectError {
     /// It needs a person: a password, a right, a name.
     #[error("the database refuses us")]
     Rejected(#[source] tokio_postgres::Error),
+    /// The tables are not there, and are not to be created now.
+    #[error("the database does not have our tables; run `plantstore migrate`")]
+    NotMigrated,
+    /// The tables could not be created or moved.
+    #[error("cannot create our tables; run `plantstore migrate` with a role that may")]
+    Migration(#[source] tokio_postgres::Error),
+    /// The tables are those of a later version.
+    #[error("the schema has version {found}; use the newer plantstore that made it")]
+    Newer { found: i64, known: i64 },
 }
 
 impl Session {
@@ -60,17 +66,22 @@ impl Session {
             tokio::spawn(drive(connection, Arc::clone(&warned)));
             client
         };
+        let client = Client::new(client).await.map_err(away)?;
         check_settings(&client).await?;
         Ok(Self {
             client,
             warned,
-            add: OnceCell::new(),
+            checked_at: Instant::now(),
         })
     }
 
-    /// The statement of a batch, prepared once.
-    pub async fn add(&self, sql: &str) -> Result<&Statement, tokio_postgres::Error> {
-        self.add.get_or_try_init(|| self.client.prepare(sql)).await
+    /// Reads the settings again, if that was some time ago. An error means that the connection must not be used.
+    pub async fn check_again(&mut self) -> Result<(), ConnectError> {
+        if self.checked_at.elapsed() >= SETTINGS_HOLD {
+            check_settings(&self.client).await?;
+            self.checked_at = Instant::now();
+        }
+        Ok(())
     }
 
     /// Forgets what the server has warned of so far.
@@ -82,52 +93,72 @@ impl Session {
     pub fn has_warned(&self) -> bool {
         self.warned.load(Ordering::SeqCst)
     }
-
-    /// The version of the schema; 0 if there is none.
-    pub async fn version(&self) -> Result<i64, ConnectError> {
-        let sql = "SELECT max(version) FROM plantstore_schema";
-        match self.client.query_one(sql, &[]).await {
-            Ok(row) => Ok(row.get::<_, Option<i64>>(0).unwrap_or(0)),
-            Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(0),
-            Err(error) => Err(away(error)),
-        }
-    }
 }
 
-/// Settings that can make a 200 a lie, what they may be, and what is lost otherwise. An engine that does not have
-/// one has nothing to switch off.
+/// Refuses settings that can lose what was acknowledged, and compares the clocks. An engine that does not have a setting has
+/// nothing to switch off.
 async fn check_settings(client: &Client) -> Result<(), ConnectError> {
     let sql = "SELECT current_setting('fsync', true), current_setting('full_page_writes', true),
+                      current_setting('data_sync_retry', true),
                       current_setting('synchronous_commit', true),
                       current_setting('synchronous_standby_names', true),
-                      current_setting('server_encoding', true)";
+                      current_setting('server_encoding', true),
+                      clock_timestamp()";
+    let asked_at = Timestamp::now();
     let row = client.query_one(sql, &[]).await.map_err(away)?;
-    let setting = |index| row.get::<_, Option<String>>(index);
-    let [
-        fsync,
-        full_page_writes,
-        synchronous_commit,
-        standbys,
-        encoding,
-    ] = [0, 1, 2, 3, 4].map(setting);
-    let is = |setting: &Option<String>, value: &str| setting.as_deref() == Some(value);
-    let waits_for_standby = standbys.is_some_and(|names| !names.is_empty());
-    let problem = if is(&fsync, "off") {
-        "fsync is off: a power cut can lose what was acknowledged"
-    } else if is(&full_page_writes, "off") {
-        "full_page_writes is off: a power cut can tear pages"
-    } else if is(&synchronous_commit, "off") {
-        "synchronous_commit is off: a crash can lose what was acknowledged"
-    } else if is(&synchronous_commit, "local") && waits_for_standby {
-        "synchronous_commit is local though there are synchronous standbys: a failover can lose what was acknowledged"
-    } else if encoding.is_some_and(|encoding| encoding != "UTF8") {
-        "server_encoding is not UTF8: not every name could be stored"
+    compare_clocks(asked_at, row.get(6), Timestamp::now());
+    let setting = |index| row.get::<_, Option<&str>>(index);
+    let standbys = setting(4).is_some_and(|names| !names.is_empty());
+    let problem = if setting(0) == Some("off") {
+        "fsync is off: a power cut can lose what was acknowledged".to_owned()
+    } else if setting(1) == Some("off") {
+        "full_page_writes is off: a power cut can tear pages".to_owned()
+    } else if setting(2) == Some("on") {
+        "data_sync_retry is on: an fsync that failed can be followed by one that claims success"
+            .to_owned()
+    } else if setting(3) == Some("off") {
+        "synchronous_commit is off: a crash can lose what was acknowledged".to_owned()
+    } else if standbys
+        && let Some(level) = setting(3)
+        && !["on", "remote_apply"].contains(&level)
+    {
+        // With remote_write the standby has passed it to its kernel, which a power cut there loses.
+        format!(
+            "synchronous_commit is {level} though there are synchronous standbys: \
+             a failover can lose what was acknowledged; set it to on"
+        )
+    } else if setting(5).is_some_and(|encoding| encoding != "UTF8") {
+        "server_encoding is not UTF8: not every name could be stored".to_owned()
     } else {
         return Ok(());
     };
     Err(ConnectError::Refused(format!(
         "the database server is not safe to use, {problem}"
     )))
+}
+
+/// Logs when the clock of this machine and that of the database begin to differ, and when they agree again: once for all
+/// connections. Plants are dated by the database, but tokens expire by the clock of this machine.
+fn compare_clocks(asked_at: Timestamp, database: Timestamp, answered_at: Timestamp) {
+    static DIFFER: AtomicBool = AtomicBool::new(false);
+    let ahead = asked_at.duration_since(database);
+    let behind = database.duration_since(answered_at);
+    let differ = ahead.max(behind) > CLOCK_DIFFERENCE_MAX;
+    if DIFFER.swap(differ, Ordering::Relaxed) == differ {
+        return;
+    }
+    if differ {
+        let (seconds, direction) = if ahead > behind {
+            (ahead.as_secs(), "ahead of")
+        } else {
+            (behind.as_secs(), "behind")
+        };
+        tracing::warn!(
+            "the clock of this machine is {seconds} s {direction} the clock of the database; plants are dated by the database"
+        );
+    } else {
+        tracing::info!("the clock of this machine agrees with that of the database again");
+    }
 }
 
 /// Moves bytes for as long as there is a client, and takes note of warnings.
@@ -153,7 +184,7 @@ where
 }
 
 /// What a failed connection means. Without a code nobody has answered.
-fn away(error: tokio_postgres::Error) -> ConnectError {
+pub fn away(error: tokio_postgres::Error) -> ConnectError {
     let Some(code) = error.code() else {
         return ConnectError::Away(error.into());
     };

@@ -7,17 +7,17 @@ use crate::store::postgres::link::Link;
 use crate::store::postgres::text;
 use crate::store::search::{Days, Statistics, TAGS_MAX};
 
-const COUNTS: &str = "SELECT count(*), count(tag), (SELECT count(*) FROM tokens) FROM plants";
+const COUNTS: &str =
+    "SELECT count(*), count(tag), (SELECT count(*) FROM plantstore.tokens) FROM plantstore.plants";
 
 const TAGS: &str = "
-    SELECT tag, count(*) FROM plants WHERE tag IS NOT NULL
+    SELECT tag, count(*) FROM plantstore.plants WHERE tag IS NOT NULL
     GROUP BY tag ORDER BY count(*) DESC, min(id) LIMIT $1::BIGINT";
 
 const DAYS: &str = "
-    SELECT floor(extract(epoch FROM added_at) / 86400)::BIGINT, count(*) FROM plants WHERE added_at >= $1 GROUP BY 1";
+    SELECT floor(extract(epoch FROM added_at) / 86400)::BIGINT, count(*) FROM plantstore.plants WHERE added_at >= $1 GROUP BY 1";
 
-const SIZE: &str =
-    "SELECT (pg_total_relation_size('plants') + pg_total_relation_size('tokens'))::BIGINT";
+const SIZE: &str = "SELECT (pg_total_relation_size('plantstore.plants') + pg_total_relation_size('plantstore.tokens'))::BIGINT";
 
 impl Link {
     /// What there is to say of all plants.

@@ -1,10 +1,10 @@
 //! Tokens in PostgreSQL: each statement can be run again when its answer was lost.
 
 use jiff::Timestamp;
-use tokio_postgres::types::ToSql;
 
 use crate::store::contract::{NewToken, TokenRecord};
 use crate::store::error::StoreError;
+use crate::store::postgres::client::Param;
 use crate::store::postgres::link::Link;
 use crate::store::postgres::rows;
 use crate::token::TokenDigest;
@@ -16,13 +16,14 @@ impl Link {
         let rate_limit = token.rate_limit.map(i64::from);
         let now = Timestamp::now();
         // The same digest is this very token, stored by an attempt whose answer was lost.
-        let sql = "INSERT INTO tokens (id, name, digest, rate_limit, created_at, expires_at)
+        let sql =
+            "INSERT INTO plantstore.tokens (id, name, digest, rate_limit, created_at, expires_at)
                    VALUES ($1, $2, $3, $4, $5, $6)
                    ON CONFLICT (name) DO UPDATE SET name = excluded.name
                    WHERE tokens.digest = excluded.digest";
         let digest: &[u8] = token.digest.as_bytes();
         let created = self.until_known(async |session| {
-            let values: [&(dyn ToSql + Sync); 6] = [
+            let values: [&dyn Param; 6] = [
                 &id,
                 &token.name,
                 &digest,
@@ -39,7 +40,7 @@ impl Link {
     /// revoked before.
     pub async fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
         let now = Timestamp::now();
-        let sql = "UPDATE tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING revoked_at";
+        let sql = "UPDATE plantstore.tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING revoked_at";
         let row =
             self.until_known(async |session| session.client.query_opt(sql, &[&name, &now]).await);
         let revoked_at = row.await?.map(|row| row.get::<_, Timestamp>(0));
@@ -48,14 +49,16 @@ impl Link {
 
     /// Whether there is any token, revoked ones included.
     pub async fn has_tokens(&mut self) -> Result<bool, StoreError> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
+        let sql = "SELECT EXISTS (SELECT 1 FROM plantstore.tokens)";
         let row = self.until_known(async |session| session.client.query_one(sql, &[]).await);
         Ok(row.await?.get(0))
     }
 
     /// Every token, oldest first.
     pub async fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
-        let sql = "SELECT * FROM tokens ORDER BY created_at, id";
+        let sql =
+            "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at
+                   FROM plantstore.tokens ORDER BY created_at, id";
         let rows = self.until_known(async |session| session.client.query(sql, &[]).await);
         rows.await?.iter().map(rows::token_record).collect()
     }
@@ -63,7 +66,9 @@ impl Link {
     /// The token with this digest.
     pub async fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
         let digest: &[u8] = digest.as_bytes();
-        let sql = "SELECT * FROM tokens WHERE digest = $1";
+        let sql =
+            "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at
+                   FROM plantstore.tokens WHERE digest = $1";
         let row = self.until_known(async |session| session.client.query_opt(sql, &[&digest]).await);
         row.await?.as_ref().map(rows::token_record).transpose()
     }

@@ -21,7 +21,7 @@ const SERIALIZABLE: &str = "
         PERFORM pg_sleep(0.002);
         RETURN NULL;
     END $$;
-    CREATE TRIGGER take_time BEFORE INSERT ON plants FOR EACH STATEMENT EXECUTE FUNCTION take_time();
+    CREATE TRIGGER take_time BEFORE INSERT ON plantstore.plants FOR EACH STATEMENT EXECUTE FUNCTION take_time();
     ALTER DATABASE plants SET default_transaction_isolation = 'serializable'";
 
 /// A third of the statements fail, and are as good the next time.
@@ -34,7 +34,7 @@ const FAIL_A_THIRD: &str = "
         END IF;
         RETURN NULL;
     END $$;
-    CREATE TRIGGER fail_a_third BEFORE INSERT ON plants FOR EACH STATEMENT EXECUTE FUNCTION fail_a_third()";
+    CREATE TRIGGER fail_a_third BEFORE INSERT ON plantstore.plants FOR EACH STATEMENT EXECUTE FUNCTION fail_a_third()";
 
 /// Transactions are serializable, and two nodes want the same ids.
 pub fn serializable(seed: u64, runs: usize, progress: &Progress) -> Report {
@@ -145,8 +145,9 @@ pub fn deadlocks(seed: u64, runs: usize, progress: &Progress) -> Report {
 /// Whoever has waited for 20 ms looks once whether it waits in vain. This one looks later, so that it is nearly always
 /// the batch that is given up; but if the batch has looked too early, it is this one.
 fn in_descending_order(postgres: &Postgres, first: i64) {
-    let update =
-        |id| format!("UPDATE plants SET name = name WHERE id = {id}; SELECT pg_sleep(0.005);");
+    let update = |id| {
+        format!("UPDATE plantstore.plants SET name = name WHERE id = {id}; SELECT pg_sleep(0.005);")
+    };
     let updates: String = (first..first + 4).rev().map(update).collect();
     let sql = format!("BEGIN; SET LOCAL deadlock_timeout = '200ms'; {updates} COMMIT");
     let _ = postgres.try_run(&sql, "plants");

@@ -100,7 +100,7 @@ pub fn standby_losses(seed: u64, runs: usize, progress: &Progress) -> Report {
         must_not_be_stored("at first", &ghost, send(&node, &ghost), &mut run);
         pair.primary.kill();
         pair.primary.start();
-        let sql = format!("SELECT id FROM plants WHERE id = {}", ghost.0);
+        let sql = format!("SELECT id FROM plantstore.plants WHERE id = {}", ghost.0);
         ghosts += usize::from(pair.primary.ask(&sql).is_some());
         must_not_be_stored("after a restart", &ghost, send(&node, &ghost), &mut run);
         let told = send_and_cancel(&node, &cancelled, &pair);

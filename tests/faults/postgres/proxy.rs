@@ -152,8 +152,10 @@ fn requests(link: &Link, shared: &Shared) -> Option<()> {
     let mut adds = false;
     loop {
         let bytes = read(&link.node, &mut buffer)?;
-        // Once the statement of a batch is prepared, whatever binds values is a batch, or nearly always.
-        adds |= bytes.windows(18).any(|part| part == b"INSERT INTO plants");
+        // Only the statement of a batch is prepared; whatever begins by binding values is a batch.
+        adds |= bytes
+            .windows(29)
+            .any(|part| part == b"INSERT INTO plantstore.plants");
         let cut = (adds && bytes[0] == b'B').then(|| shared.plan()).flatten();
         match cut {
             Some(Cut::InTheRequest) => {

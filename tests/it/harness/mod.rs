@@ -399,12 +399,12 @@ pub fn open(directory: &Path) -> Connection {
 
 /// Who added which plant within the last minute.
 pub fn added_within_a_minute(directory: &Path) -> Vec<(i64, String)> {
-    let (now, minute) = match postgres::store(directory) {
-        Some(_) => ("now()", "interval '1 minute'"),
-        None => ("unixepoch() * 1000", "60000"),
+    let (schema, now, minute) = match postgres::store(directory) {
+        Some(_) => ("plantstore.", "now()", "interval '1 minute'"),
+        None => ("", "unixepoch() * 1000", "60000"),
     };
     let sql = format!(
-        "SELECT p.id, t.name FROM plants p JOIN tokens t ON t.id = p.added_by
+        "SELECT p.id, t.name FROM {schema}plants p JOIN {schema}tokens t ON t.id = p.added_by
          WHERE p.added_at BETWEEN {now} - {minute} AND {now} + {minute} ORDER BY p.id"
     );
     if let Some(store) = postgres::store(directory) {
@@ -447,13 +447,13 @@ pub fn plant_checksum(
 pub fn copy_tokens(from: &Path, to: &Path) {
     if let (Some(from), Some(to)) = (postgres::store(from), postgres::store(to)) {
         let read = async |client: &tokio_postgres::Client| {
-            let sql = "SELECT row_to_json(tokens)::TEXT FROM tokens";
+            let sql = "SELECT row_to_json(tokens)::TEXT FROM plantstore.tokens";
             let row = client.query_one(sql, &[]).await.expect("a token");
             row.get::<_, String>(0)
         };
         let token = postgres::with_client(&from, read);
         return postgres::with_client(&to, async |client| {
-            let sql = "INSERT INTO tokens SELECT * FROM json_populate_record(NULL::tokens, $1::TEXT::JSON)";
+            let sql = "INSERT INTO plantstore.tokens SELECT * FROM json_populate_record(NULL::plantstore.tokens, $1::TEXT::JSON)";
             client.execute(sql, &[&token]).await.expect("a copy");
         });
     }

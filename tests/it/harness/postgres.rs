@@ -35,7 +35,7 @@ pub fn store(directory: &Path) -> Option<String> {
 /// What is stored there.
 pub fn plants(store: &str) -> Vec<(i64, String, Option<String>)> {
     with_client(store, async |client| {
-        let sql = "SELECT id, name, tag FROM plants ORDER BY id";
+        let sql = "SELECT id, name, tag FROM plantstore.plants ORDER BY id";
         let rows = client.query(sql, &[]).await.expect("rows");
         let plant = |row: &tokio_postgres::Row| {
             let tag: Option<&str> = row.get(2);

@@ -1,0 +1,481 @@
+//! Our tables, all of them in the schema `plantstore`. Before a connection is used, they are compared with what we expect; what is
+//! missing is created; the tables of an earlier version are moved here from the schema in which that version made them. Tables
+//! of other applications are neither used nor changed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tokio_postgres::Error;
+use tokio_postgres::error::SqlState;
+
+use crate::store::postgres::client::Client;
+use crate::store::postgres::session::{ConnectError, away};
+
+/// The version of the schema that we know: the number of steps in `migrations/postgres`.
+const VERSION: i64 = 4;
+
+/// One statement each, and each can be run again: no engine has to put two of them in one transaction.
+const STEPS: [&str; 4] = [
+    include_str!("../../../migrations/postgres/0001_tokens.sql"),
+    include_str!("../../../migrations/postgres/0002_plants.sql"),
+    include_str!("../../../migrations/postgres/0003_newest_first.sql"),
+    include_str!("../../../migrations/postgres/0004_nodes.sql"),
+];
+const _: () = assert!(STEPS.len() as u64 == VERSION.unsigned_abs());
+
+const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS plantstore";
+const CREATE_VERSIONS: &str =
+    "CREATE TABLE IF NOT EXISTS plantstore.schema_version (version BIGINT PRIMARY KEY)";
+
+fn insert_version() -> String {
+    format!(
+        "INSERT INTO plantstore.schema_version (version) VALUES ({VERSION}) ON CONFLICT (version) DO NOTHING"
+    )
+}
+
+/// Up to this version our tables were in whatever schema came first in the search path, and had their version in
+/// `plantstore_schema`. That table stays where it is, with our version in it, so that such a plantstore refuses the database
+/// instead of making its tables again.
+const VERSION_BEFORE_OWN_SCHEMA: i64 = 3;
+
+/// So often it is tried to create or move tables while another session is in the way.
+const ATTEMPTS: usize = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What a column has to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Is {
+    /// Never null, and unique by itself.
+    Unique,
+    /// Never null.
+    Required,
+    /// Null or not.
+    Optional,
+}
+
+type Columns = &'static [(&'static str, &'static str, Is)];
+
+const TIME: &str = "timestamp with time zone";
+
+const TABLES: [(&str, Columns); 4] = [
+    (
+        "tokens",
+        &[
+            ("id", "bigint", Is::Unique),
+            ("name", "text", Is::Unique),
+            ("digest", "bytea", Is::Unique),
+            ("rate_limit", "bigint", Is::Optional),
+            ("created_at", TIME, Is::Required),
+            ("expires_at", TIME, Is::Optional),
+            ("revoked_at", TIME, Is::Optional),
+            ("last_used_at", TIME, Is::Optional),
+        ],
+    ),
+    (
+        "plants",
+        &[
+            ("id", "bigint", Is::Unique),
+            ("name", "text", Is::Required),
+            ("tag", "text", Is::Optional),
+            ("added_at", TIME, Is::Required),
+            ("added_by", "bigint", Is::Required),
+        ],
+    ),
+    (
+        "nodes",
+        &[
+            ("id", "bigint", Is::Unique),
+            ("started_at", TIME, Is::Required),
+            ("seen_at", TIME, Is::Required),
+        ],
+    ),
+    ("schema_version", VERSIONS),
+];
+
+const VERSIONS: Columns = &[("version", "bigint", Is::Unique)];
+
+/// Every relation in the schema `plantstore`, and those of an earlier version elsewhere, a row a column. One row without a
+/// relation if the schema is empty. The catalogue can be read without any rights on the tables.
+const RELATIONS: &str = "
+    SELECT n.nspname::TEXT, c.relname::TEXT, c.relkind::TEXT, c.relpersistence::TEXT,
+           a.attname::TEXT, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.atthasdef OR a.attidentity <> '',
+           EXISTS (SELECT 1 FROM pg_catalog.pg_constraint AS k
+                   WHERE k.conrelid = c.oid AND k.contype IN ('p', 'u') AND k.conkey = ARRAY[a.attnum])
+    FROM pg_catalog.pg_namespace AS n
+    LEFT JOIN pg_catalog.pg_class AS c
+      ON c.relnamespace = n.oid AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+      AND (n.nspname = 'plantstore' OR c.relname IN ('plantstore_schema', 'tokens', 'plants'))
+    LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE n.nspname = 'plantstore'
+       OR n.oid IN (SELECT relnamespace FROM pg_catalog.pg_class WHERE relname = 'plantstore_schema' AND relkind = 'r')";
+
+/// What the database has.
+enum Found {
+    /// Our tables, of this version.
+    Current,
+    /// None of our tables, or some of them.
+    Incomplete { has_schema: bool },
+    /// The tables of an earlier version, in this other schema.
+    Earlier {
+        schema: String,
+        version: i64,
+        has_schema: bool,
+    },
+}
+
+/// When the tables are looked at.
+#[derive(Clone, Copy)]
+pub struct Occasion {
+    /// By a process that has not used this database before.
+    pub is_first: bool,
+    /// Missing tables are to be created, and those of an earlier version moved.
+    pub create: bool,
+}
+
+/// Makes sure that our tables are there and as we expect them.
+pub async fn ensure(client: &Client, occasion: Occasion) -> Result<(), ConnectError> {
+    let mut attempt = 1;
+    loop {
+        let found = match look(client, occasion.is_first).await {
+            // Another node may be moving the tables between two of our queries.
+            Err(ConnectError::Refused(_)) => look(client, occasion.is_first).await?,
+            found => found?,
+        };
+        let migrated = match found {
+            Found::Current => return Ok(()),
+            _ if !occasion.create => return Err(ConnectError::NotMigrated),
+            Found::Earlier {
+                schema, version, ..
+            } => take_over(client, &schema, version).await,
+            Found::Incomplete { has_schema } => complete(client, has_schema).await,
+        };
+        match migrated {
+            Ok(()) if attempt < ATTEMPTS => {}
+            Ok(()) => return Err(ConnectError::NotMigrated),
+            Err(ConnectError::Migration(error)) if attempt < ATTEMPTS && may_pass(&error) => {
+                sleep(PAUSE).await;
+            }
+            Err(error) => return Err(error),
+        }
+        attempt += 1;
+    }
+}
+
+/// Creates what is missing.
+async fn complete(client: &Client, has_schema: bool) -> Result<(), ConnectError> {
+    // Whoever may create tables in the schema need not have the right to create schemas.
+    let schema = (!has_schema).then_some(CREATE_SCHEMA);
+    let steps = schema.into_iter().chain(STEPS);
+    for step in steps.chain([CREATE_VERSIONS, &insert_version()]) {
+        match client.batch_execute(step).await {
+            // Another node has created it at the same time.
+            Err(error) if exists(&error) => {}
+            done => done.map_err(migration)?,
+        }
+    }
+    Ok(())
+}
+
+/// Moves the tables of an earlier version into our schema, all of them or none.
+async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), ConnectError> {
+    let schema = quoted(from);
+    if version < VERSION_BEFORE_OWN_SCHEMA {
+        // It can take long, and adds go on in the meantime if it is not part of the move.
+        let index =
+            format!("CREATE INDEX IF NOT EXISTS plants_by_time ON {schema}.plants (added_at, id)");
+        client.batch_execute(&index).await.map_err(migration)?;
+    }
+    // One node at a time. Whoever waits for longer would keep the nodes of the earlier version waiting, too.
+    let begin = format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '3s'; LOCK TABLE {schema}.plantstore_schema IN ACCESS EXCLUSIVE MODE"
+    );
+    let moved = match client.batch_execute(&begin).await {
+        Ok(()) => take_over_locked(client, from).await,
+        Err(error) => Err(migration(error)),
+    };
+    if moved.is_err() {
+        // If that fails as well, the connection is lost, and the transaction with it.
+        let _ = client.batch_execute("ROLLBACK").await;
+    }
+    moved
+}
+
+async fn take_over_locked(client: &Client, from: &str) -> Result<(), ConnectError> {
+    let Found::Earlier { has_schema, .. } = look(client, true).await? else {
+        // Another node was faster.
+        return client.batch_execute("ROLLBACK").await.map_err(away);
+    };
+    let schema = quoted(from);
+    let mut sql = String::new();
+    if !has_schema {
+        let _ = writeln!(sql, "{CREATE_SCHEMA};");
+    }
+    for table in ["tokens", "plants"] {
+        let _ = writeln!(sql, "ALTER TABLE {schema}.{table} SET SCHEMA plantstore;");
+    }
+    for step in STEPS.iter().chain(&[CREATE_VERSIONS, &insert_version()]) {
+        let _ = writeln!(sql, "{step};");
+    }
+    for role in roles(client, "plantstore_schema", from).await? {
+        let _ = writeln!(
+            sql,
+            "GRANT USAGE ON SCHEMA plantstore TO {role}; GRANT SELECT ON plantstore.schema_version TO {role};"
+        );
+    }
+    for role in roles(client, "plants", from).await? {
+        let _ = writeln!(
+            sql,
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role};"
+        );
+    }
+    let _ = write!(
+        sql,
+        "INSERT INTO {schema}.plantstore_schema (version) VALUES ({VERSION}); COMMIT"
+    );
+    client.batch_execute(&sql).await.map_err(migration)
+}
+
+/// Who has been granted rights on a table, quoted.
+async fn roles(client: &Client, table: &str, schema: &str) -> Result<Vec<String>, ConnectError> {
+    let sql = "SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END
+               FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace,
+                    aclexplode(c.relacl)
+               WHERE n.nspname = $2 AND c.relname = $1 AND grantee <> c.relowner";
+    let rows = client.query(sql, &[&table, &schema]).await;
+    let rows = rows.map_err(migration)?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// A relation, as the catalogue has it.
+#[derive(Default)]
+struct Relation {
+    is_table: bool,
+    is_logged: bool,
+    columns: BTreeMap<String, Column>,
+}
+
+struct Column {
+    sql_type: String,
+    is_required: bool,
+    has_default: bool,
+    is_unique: bool,
+}
+
+/// By name, in the schemas that matter.
+type Schemas = BTreeMap<String, BTreeMap<String, Relation>>;
+
+async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
+    let mut schemas = relations(client).await?;
+    let ours = schemas.remove("plantstore");
+    let has_schema = ours.is_some();
+    let ours = ours.unwrap_or_default();
+    let refused = |problem: String| Err(ConnectError::Refused(problem));
+
+    let version = match ours.get("schema_version") {
+        Some(table) if table.problem(VERSIONS).is_none() => {
+            version(client, "plantstore.schema_version").await?
+        }
+        _ => None,
+    };
+    if let Some(found) = version.filter(|version| *version > VERSION) {
+        return Err(ConnectError::Newer {
+            found,
+            known: VERSION,
+        });
+    }
+    let is_current = version == Some(VERSION);
+    for (name, columns) in TABLES {
+        let problem = match ours.get(name) {
+            Some(table) => table.problem(columns),
+            None if is_current => Some("it is missing".to_owned()),
+            None => None,
+        };
+        if let Some(problem) = problem {
+            return refused(format!(
+                "the table plantstore.{name} is not what this plantstore makes ({problem}); \
+                 restore it, or use another database"
+            ));
+        }
+    }
+    if version.is_none() {
+        let is_ours = |name: &&String| TABLES.iter().any(|(ours, _)| ours == name);
+        if let Some(other) = ours.keys().find(|name| !is_ours(name)) {
+            return refused(format!(
+                "its schema plantstore belongs to another application: it has {other}, which plantstore does not make; \
+                 rename that schema, or use another database"
+            ));
+        }
+    }
+    if is_current && !is_first {
+        return Ok(Found::Current);
+    }
+
+    let mut earlier = None;
+    for (schema, tables) in &schemas {
+        let table = format!("{}.plantstore_schema", quoted(schema));
+        let their_version = match self::version(client, &table).await {
+            // Our own tables can be used without rights on those of an earlier version.
+            Err(ConnectError::Refused(_)) if version.is_some() => continue,
+            found => found?,
+        };
+        match their_version {
+            // Was never completed, and has nothing in it.
+            None => {}
+            Some(VERSION..) if version.is_some() => {}
+            Some(VERSION..) => {
+                return refused(format!(
+                    "the tables of its schema {schema} were moved to the schema plantstore, which is not there; restore that schema"
+                ));
+            }
+            Some(_) if version.is_some() => {
+                return refused(format!(
+                    "beside the schema plantstore it has tables of an earlier plantstore in the schema {schema}, so an older \
+                     plantstore has been used; stop that one, save what was added to {schema}.plants, \
+                     and drop {schema}.plantstore_schema"
+                ));
+            }
+            Some(their_version) => {
+                if let Some((other, _)) = &earlier {
+                    return refused(format!(
+                        "it has tables of an earlier plantstore in two schemas, {other} and {schema}; \
+                         rename plantstore_schema in the one that is not to be used"
+                    ));
+                }
+                for (name, columns) in TABLES.iter().take(2) {
+                    let problem = tables.get(*name).map(|table| table.problem(columns));
+                    if let Some(problem) = problem.unwrap_or(Some("it is missing".to_owned())) {
+                        return refused(format!(
+                            "the table {schema}.{name} is not what an earlier plantstore made ({problem}); \
+                             restore it, or rename {schema}.plantstore_schema if it is not plantstore's"
+                        ));
+                    }
+                }
+                earlier = Some((schema.clone(), their_version));
+            }
+        }
+    }
+    Ok(match (version, earlier) {
+        (Some(VERSION), _) => Found::Current,
+        (None, Some((schema, version))) => Found::Earlier {
+            schema,
+            version,
+            has_schema,
+        },
+        _ => Found::Incomplete { has_schema },
+    })
+}
+
+async fn relations(client: &Client) -> Result<Schemas, ConnectError> {
+    let mut schemas = Schemas::new();
+    for row in client.query(RELATIONS, &[]).await.map_err(away)? {
+        let relations = schemas.entry(row.get(0)).or_default();
+        let Some(name) = row.get::<_, Option<String>>(1) else {
+            continue;
+        };
+        let relation = relations.entry(name).or_default();
+        relation.is_table = ["r", "p"].contains(&row.get(2));
+        relation.is_logged = row.get::<_, &str>(3) == "p";
+        let Some(column) = row.get::<_, Option<String>>(4) else {
+            continue;
+        };
+        let what = Column {
+            sql_type: row.get(5),
+            is_required: row.get(6),
+            has_default: row.get(7),
+            is_unique: row.get(8),
+        };
+        relation.columns.insert(column, what);
+    }
+    Ok(schemas)
+}
+
+/// The highest version in a table; none if there is none.
+async fn version(client: &Client, table: &str) -> Result<Option<i64>, ConnectError> {
+    let sql = format!("SELECT max(version)::BIGINT FROM {table}");
+    match client.query_one(&sql, &[]).await {
+        Ok(row) => Ok(row.get(0)),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let message = error.as_db_error().map_or("", |error| error.message());
+            Err(ConnectError::Refused(format!(
+                "its role lacks rights ({message}); grant those that docs/operations.md lists"
+            )))
+        }
+        // Moved or dropped since it was seen; or not a version of ours.
+        Err(error)
+            if [
+                Some(&SqlState::UNDEFINED_TABLE),
+                Some(&SqlState::UNDEFINED_COLUMN),
+                Some(&SqlState::UNDEFINED_FUNCTION),
+            ]
+            .contains(&error.code()) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(away(error)),
+    }
+}
+
+impl Relation {
+    /// What is different from a table with these columns. Further columns do not matter, unless they must be given a value.
+    fn problem(&self, columns: Columns) -> Option<String> {
+        if !self.is_table {
+            return Some("it is not a table".to_owned());
+        }
+        if !self.is_logged {
+            return Some("it is not logged: a crash would empty it".to_owned());
+        }
+        for (name, sql_type, is) in columns {
+            let Some(column) = self.columns.get(*name) else {
+                return Some(format!("it has no column {name}"));
+            };
+            if column.sql_type != *sql_type {
+                let found = &column.sql_type;
+                return Some(format!("column {name} is {found} instead of {sql_type}"));
+            }
+            if column.is_required != (*is != Is::Optional) {
+                let null = if column.is_required { "not" } else { "" };
+                return Some(format!("column {name} can{null} be null"));
+            }
+            if *is == Is::Unique && !column.is_unique {
+                return Some(format!("column {name} is not unique"));
+            }
+        }
+        let mut others = self.columns.iter();
+        let required = others.find(|(name, column)| {
+            let is_ours = columns.iter().any(|(ours, ..)| ours == name);
+            !is_ours && column.is_required && !column.has_default
+        });
+        required.map(|(name, _)| format!("it has a further column {name}, which cannot be null"))
+    }
+}
+
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+fn migration(error: Error) -> ConnectError {
+    match error.code() {
+        Some(_) => ConnectError::Migration(error),
+        None => away(error),
+    }
+}
+
+fn exists(error: &Error) -> bool {
+    let exists = [
+        SqlState::DUPLICATE_SCHEMA,
+        SqlState::DUPLICATE_TABLE,
+        SqlState::DUPLICATE_OBJECT,
+        SqlState::UNIQUE_VIOLATION,
+    ];
+    error.code().is_some_and(|code| exists.contains(code))
+}
+
+/// Whether another node was in the way, or somebody who reads.
+fn may_pass(error: &Error) -> bool {
+    let code = error.code().map_or("", SqlState::code);
+    exists(error)
+        || error.code() == Some(&SqlState::UNDEFINED_TABLE)
+        || ["40", "55"].contains(&code.get(..2).unwrap_or_default())
+}

@@ -1,0 +1,346 @@
+//! The tables in the schema `plantstore`: other applications' tables beside it, tables that are not ours, and databases made by an
+//! earlier version.
+
+use std::path::Path;
+
+use crate::harness::postgres::{plants, with_client};
+use crate::harness::{Server, directory, plantstore, run, run_ok, wait_for_exit, wait_until};
+use crate::postgres::{BODY, SERVE, as_role, refusal, says, sql, url};
+
+/// What the version before made, with one token (digest of `token`) and one plant.
+const EARLIER: &str = "
+    CREATE TABLE tokens (id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, digest BYTEA NOT NULL UNIQUE, rate_limit BIGINT,
+        created_at TIMESTAMPTZ NOT NULL, expires_at TIMESTAMPTZ, revoked_at TIMESTAMPTZ, last_used_at TIMESTAMPTZ);
+    CREATE TABLE plants (id BIGINT PRIMARY KEY, name TEXT NOT NULL, tag TEXT, added_at TIMESTAMPTZ NOT NULL,
+        added_by BIGINT NOT NULL);
+    CREATE INDEX plants_by_time ON plants (added_at, id);
+    CREATE TABLE plantstore_schema (version BIGINT PRIMARY KEY);
+    INSERT INTO plantstore_schema VALUES (3);
+    INSERT INTO tokens VALUES (1, 'old', sha256('token'), NULL, now(), NULL, NULL, NULL);
+    INSERT INTO plants VALUES (7, 'Fern', NULL, now(), 1)";
+
+/// The first column of all rows, as text.
+fn ask(url: &str, query: &str) -> Vec<String> {
+    with_client(url, async |client| {
+        let rows = client.query(query, &[]).await.expect("SQL");
+        rows.iter().map(|row| row.get(0)).collect()
+    })
+}
+
+/// Every column of every table in these schemas.
+fn layout(url: &str, schemas: &str) -> Vec<String> {
+    let query = format!(
+        "SELECT format('%s.%s.%s %s', table_schema, table_name, column_name, data_type) FROM information_schema.columns
+         WHERE table_schema IN ({schemas}) ORDER BY 1"
+    );
+    ask(url, &query)
+}
+
+fn stored_names(directory: &Path) -> Vec<String> {
+    let store = url(directory);
+    plants(&store)
+        .into_iter()
+        .map(|(_, name, _)| name)
+        .collect()
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn tables_of_other_applications_with_our_names_are_not_used_and_not_changed() {
+    let directory = directory();
+    let url = url(directory.path());
+    let theirs = "'public', 'postgres'";
+    // The second schema is named after our role, so that its tables come first in the search path.
+    sql(
+        &url,
+        "CREATE TABLE public.tokens (id INTEGER, secret TEXT); INSERT INTO public.tokens VALUES (1, 'theirs');
+         CREATE TABLE public.plants (plant_id UUID, power REAL);
+         CREATE TABLE public.schema_version (version TEXT);
+         CREATE SCHEMA postgres; CREATE TABLE postgres.plants (LIKE public.plants);
+         CREATE VIEW postgres.tokens AS SELECT 1 AS id",
+    );
+    let before = layout(&url, theirs);
+    let server = Server::start_in(directory.path(), &[]);
+    server.add_ok(BODY);
+    server.add_ok(BODY);
+    assert_eq!(stored_names(directory.path()), ["x"]);
+    assert_eq!(layout(&url, theirs), before);
+    assert_eq!(ask(&url, "SELECT secret FROM public.tokens"), ["theirs"]);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_table_of_our_schema_that_is_not_ours_is_refused_and_left_as_it_is() {
+    let cases = [
+        (
+            "DROP SCHEMA plantstore CASCADE; CREATE SCHEMA plantstore; CREATE TABLE plantstore.plants (power REAL)",
+            "plantstore.plants is not what this plantstore makes (it has no column id)",
+        ),
+        (
+            "DROP SCHEMA plantstore CASCADE; CREATE SCHEMA plantstore; CREATE TABLE plantstore.turbines (power REAL)",
+            "its schema plantstore belongs to another application: it has turbines",
+        ),
+        (
+            "ALTER TABLE plantstore.plants ALTER COLUMN id TYPE INTEGER",
+            "column id is integer instead of bigint",
+        ),
+        (
+            "ALTER TABLE plantstore.plants DROP CONSTRAINT plants_pkey",
+            "column id is not unique",
+        ),
+        (
+            "ALTER TABLE plantstore.plants ALTER COLUMN tag SET NOT NULL",
+            "column tag cannot be null",
+        ),
+        (
+            "ALTER TABLE plantstore.tokens ADD COLUMN owner TEXT NOT NULL",
+            "it has a further column owner, which cannot be null",
+        ),
+        (
+            "ALTER TABLE plantstore.plants SET UNLOGGED",
+            "it is not logged: a crash would empty it",
+        ),
+        ("DROP TABLE plantstore.nodes", "it is missing"),
+        (
+            "ALTER TABLE plantstore.plants RENAME TO p; CREATE VIEW plantstore.plants AS SELECT * FROM plantstore.p",
+            "it is not a table",
+        ),
+    ];
+    for (change, complaint) in cases {
+        let directory = directory();
+        let url = url(directory.path());
+        run_ok(directory.path(), &["migrate"]);
+        sql(&url, change);
+        let before = layout(&url, "'plantstore'");
+        for command in [&SERVE[..], &["migrate"], &["token", "list"]] {
+            let sentence = refusal(directory.path(), command);
+            assert!(sentence.contains(complaint), "{change}: {sentence}");
+        }
+        assert_eq!(layout(&url, "'plantstore'"), before, "{change}");
+    }
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_further_column_that_can_be_left_out_does_not_matter() {
+    let directory = directory();
+    run_ok(directory.path(), &["migrate"]);
+    sql(
+        &url(directory.path()),
+        "ALTER TABLE plantstore.plants ADD COLUMN note TEXT;
+         ALTER TABLE plantstore.tokens ADD COLUMN team TEXT NOT NULL DEFAULT 'none'",
+    );
+    let server = Server::start_in(directory.path(), &[]);
+    server.add_ok(BODY);
+    assert!(run_ok(directory.path(), &["token", "list"]).contains("first"));
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn tables_that_change_under_a_running_node_stop_it_from_acknowledging() {
+    let directory = directory();
+    let url = url(directory.path());
+    let server = Server::start_in(directory.path(), &[]);
+    server.add_ok(BODY);
+    sql(&url, "ALTER TABLE plantstore.plants SET UNLOGGED");
+    sql(
+        &url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE application_name = 'plantstore' AND datname = current_database()",
+    );
+    wait_until("no add is acknowledged", || server.add(BODY).status == 503);
+    sql(&url, "ALTER TABLE plantstore.plants SET LOGGED");
+    wait_until("adds are acknowledged again", || {
+        server.add(BODY).status == 200
+    });
+    says(&server, "it is not logged");
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_nodes_at_once() {
+    for schema in ["public", "Old \"one\""] {
+        let directory = directory();
+        let url = url(directory.path());
+        let quoted = format!("\"{}\"", schema.replace('"', "\"\""));
+        let role = format!("clerk_{}_{}", std::process::id(), schema.len());
+        sql(
+            &url,
+            &format!(
+                "CREATE SCHEMA IF NOT EXISTS {quoted}; SET search_path = {quoted}; {EARLIER}; CREATE ROLE {role} LOGIN;
+                 GRANT USAGE ON SCHEMA {quoted} TO {role};
+                 GRANT SELECT ON plantstore_schema TO {role}; GRANT SELECT, INSERT, UPDATE ON plants, tokens TO {role}"
+            ),
+        );
+        // A role that may not move them says who can.
+        let clerk = as_role(&url, &role);
+        let sentence = refusal(
+            directory.path(),
+            &[&SERVE[..], &["--store", &clerk]].concat(),
+        );
+        assert!(sentence.contains("run `plantstore migrate`"), "{sentence}");
+        let sentence = refusal(directory.path(), &["token", "list", "--store", &url]);
+        assert!(sentence.contains("run `plantstore migrate`"), "{sentence}");
+
+        let mut children: Vec<_> = (0..8)
+            .map(|_| {
+                let mut migrate = plantstore(directory.path());
+                migrate.arg("migrate").spawn().expect("it starts")
+            })
+            .collect();
+        for child in &mut children {
+            assert!(wait_for_exit(child).success());
+        }
+
+        // With the rights that the role had.
+        let server = Server::start_in(directory.path(), &["--store", &clerk]);
+        server.add_ok(BODY);
+        assert_eq!(server.ask("/readyz").status, 200);
+        assert_eq!(stored_names(directory.path()), ["x", "Fern"]);
+        assert!(run_ok(directory.path(), &["token", "list"]).contains("old"));
+        assert_eq!(
+            run_ok(directory.path(), &["check"]),
+            "no damage: plants 2, tokens 2\n"
+        );
+        // An earlier version finds a version that it does not know, and makes no tables of its own.
+        let marker = format!("SELECT max(version)::TEXT FROM {quoted}.plantstore_schema");
+        assert_eq!(ask(&url, &marker), ["4"]);
+        assert_eq!(
+            layout(&url, &format!("'{schema}'")),
+            [format!("{schema}.plantstore_schema.version bigint")]
+        );
+        drop(server);
+        sql(&url, &format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn what_only_looks_like_the_version_before_is_neither_moved_nor_changed() {
+    for (change, complaint) in [
+        (
+            "ALTER TABLE plants ALTER COLUMN id TYPE INTEGER",
+            "public.plants is not what an earlier plantstore made (column id is integer instead of bigint)",
+        ),
+        (
+            "DROP TABLE tokens",
+            "public.tokens is not what an earlier plantstore made (it is missing)",
+        ),
+        (
+            "CREATE SCHEMA b; CREATE TABLE b.plantstore_schema AS SELECT * FROM plantstore_schema;
+             CREATE TABLE b.plants (LIKE plants INCLUDING ALL); CREATE TABLE b.tokens (LIKE tokens INCLUDING ALL)",
+            "in two schemas, b and public",
+        ),
+        (
+            "INSERT INTO plantstore_schema VALUES (4); DROP TABLE plants, tokens",
+            "were moved to the schema plantstore, which is not there",
+        ),
+    ] {
+        let directory = directory();
+        let url = url(directory.path());
+        sql(&url, EARLIER);
+        sql(&url, change);
+        let all = "'public', 'b', 'plantstore'";
+        let before = layout(&url, all);
+        for command in [&SERVE[..], &["migrate"]] {
+            let sentence = refusal(directory.path(), command);
+            assert!(sentence.contains(complaint), "{change}: {sentence}");
+        }
+        assert_eq!(layout(&url, all), before, "{change}");
+    }
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_database_in_which_an_older_plantstore_has_made_tables_beside_ours_is_refused() {
+    let directory = directory();
+    let url = url(directory.path());
+    run_ok(directory.path(), &["migrate"]);
+    sql(&url, EARLIER);
+    let sentence = refusal(directory.path(), &SERVE);
+    assert!(
+        sentence.contains("an older plantstore has been used"),
+        "{sentence}"
+    );
+    sql(&url, "DROP TABLE public.plantstore_schema");
+    run_ok(directory.path(), &["token", "list"]);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_role_without_rights_on_our_schema_is_told_so() {
+    let directory = directory();
+    let url = url(directory.path());
+    run_ok(directory.path(), &["migrate"]);
+    let role = format!("stranger_{}", std::process::id());
+    sql(&url, &format!("CREATE ROLE {role} LOGIN"));
+    let store = as_role(&url, &role);
+    let sentence = refusal(directory.path(), &["token", "list", "--store", &store]);
+    assert!(
+        sentence.contains("permission denied for schema plantstore"),
+        "{sentence}"
+    );
+    assert!(sentence.contains("docs/operations.md"), "{sentence}");
+    sql(&url, &format!("DROP ROLE {role}"));
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_node_is_ready_while_other_sessions_lock_every_row_but_its_own() {
+    let directory = directory();
+    let url = url(directory.path());
+    let (first, second) = (
+        Server::start_in(directory.path(), &[]),
+        Server::start_in(directory.path(), &[]),
+    );
+    first.token();
+    // Its row is there once it was asked.
+    assert_eq!(first.ask("/readyz").status, 200);
+    sql(
+        &url,
+        "INSERT INTO plantstore.nodes VALUES (-1, now() - INTERVAL '2 days', now() - INTERVAL '2 days'),
+                                             (-2, now() - INTERVAL '2 days', now() - INTERVAL '2 days')",
+    );
+    with_client(&url, async |client| {
+        client
+            .batch_execute(
+                "BEGIN; SELECT * FROM plantstore.tokens FOR UPDATE; SELECT * FROM plantstore.plants FOR UPDATE;
+                 SELECT * FROM plantstore.nodes WHERE id <> -2 FOR UPDATE",
+            )
+            .await
+            .expect("locks");
+        let answer = second.ask("/readyz");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        // What ended long ago is forgotten, unless somebody has locked it.
+        let rows = client
+            .query("SELECT id FROM plantstore.nodes WHERE id < 0", &[])
+            .await;
+        let rows: Vec<i64> = rows.expect("rows").iter().map(|row| row.get(0)).collect();
+        assert_eq!(rows, [-1]);
+        client.batch_execute("ROLLBACK").await.expect("no locks");
+    });
+    let nodes = "SELECT count(*)::TEXT FROM plantstore.nodes WHERE id > 0";
+    assert_eq!(ask(&url, nodes), ["2"]);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_command_that_only_reads_needs_no_more_than_rights_to_read() {
+    let directory = directory();
+    let url = url(directory.path());
+    Server::start_in(directory.path(), &[]).add_ok(BODY);
+    let role = format!("reader_{}", std::process::id());
+    sql(
+        &url,
+        &format!(
+            "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA plantstore TO {role};
+             GRANT SELECT ON ALL TABLES IN SCHEMA plantstore TO {role}"
+        ),
+    );
+    let store = as_role(&url, &role);
+    for command in ["list", "export", "stats", "check"] {
+        let output = run(directory.path(), &[command, "--store", &store]);
+        assert!(output.status.success(), "{command}: {output:?}");
+    }
+    sql(&url, &format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}

@@ -1,0 +1,236 @@
+//! Settings of the server that would make a 200 a lie, and its clock.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::harness::postgres::with_client;
+use crate::harness::{
+    Server, added_within_a_minute, directory, plantstore, run, run_ok, wait_for_exit, wait_until,
+};
+use crate::postgres::{BODY, SERVE, refusal, says, sql, url};
+
+/// A server whose settings can be changed, because no other test uses it.
+struct OwnServer {
+    child: Child,
+    url: String,
+}
+
+impl OwnServer {
+    fn start() -> Self {
+        let mut child = Command::new("scripts/with-postgres")
+            .args(["bash", "-c", "echo \"$TEST_POSTGRES\"; read -r || true"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("scripts/with-postgres runs");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let url = lines
+            .map_while(Result::ok)
+            .find(|line| line.starts_with("postgres://"));
+        let url = format!("{}/postgres", url.expect("the server starts"));
+        Self { child, url }
+    }
+
+    /// Changes a setting under every connection that there is, and waits until it is so.
+    fn set(&self, setting: &str, value: &str) {
+        let change = format!("ALTER SYSTEM SET {setting} = '{value}'");
+        // Not in one transaction with the reload.
+        sql(&self.url, &change);
+        sql(&self.url, "SELECT pg_reload_conf()");
+        wait_until("the setting is changed", || {
+            with_client(&self.url, async |client| {
+                let row = client
+                    .query_one("SELECT current_setting($1)", &[&setting])
+                    .await;
+                row.expect("a setting").get::<_, &str>(0) == value
+            })
+        });
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        wait_for_exit(&mut self.child);
+    }
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn with_synchronous_standbys_only_commits_that_a_standby_has_flushed_are_good_enough() {
+    let directory = directory();
+    let postgres = OwnServer::start();
+    run_ok(directory.path(), &["migrate", "--store", &postgres.url]);
+    let with_level = |level: &str| {
+        let url = &postgres.url;
+        format!("{url}?options=-c%20synchronous_commit%3D{level}")
+    };
+    let list = |level: &str| {
+        run(
+            directory.path(),
+            &["token", "list", "--store", &with_level(level)],
+        )
+    };
+    for level in ["remote_write", "local", "on", "remote_apply"] {
+        assert!(list(level).status.success(), "{level} without a standby");
+    }
+    postgres.set("synchronous_standby_names", "*");
+    for level in ["remote_write", "local", "off"] {
+        let store = with_level(level);
+        for command in [&SERVE[..], &["token", "list"]] {
+            let sentence = refusal(directory.path(), &[command, &["--store", &store]].concat());
+            assert!(
+                sentence.contains(&format!("synchronous_commit is {level}")),
+                "{sentence}"
+            );
+        }
+    }
+    for level in ["on", "remote_apply"] {
+        assert!(list(level).status.success(), "{level} with a standby");
+    }
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn settings_are_checked_whenever_a_connection_is_made() {
+    let directory = directory();
+    let url = url(directory.path());
+    let server = Server::start_in(directory.path(), &[]);
+    server.add_ok(BODY);
+    let database = url.rsplit('/').next().expect("a name");
+    let setting = format!("ALTER DATABASE \"{database}\" SET synchronous_commit");
+    sql(&url, &format!("{setting} = off"));
+    // Open connections keep theirs.
+    server.add_ok(BODY);
+    sql(
+        &url,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE application_name = 'plantstore' AND datname = current_database()",
+    );
+    wait_until("no add is acknowledged", || server.add(BODY).status == 503);
+    sql(&url, &format!("{setting} = on"));
+    wait_until("adds are acknowledged again", || {
+        server.add(BODY).status == 200
+    });
+    says(&server, "synchronous_commit is off");
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_setting_that_is_changed_under_open_connections_stops_acknowledgements_until_it_is_changed_back()
+ {
+    let directory = directory();
+    let postgres = OwnServer::start();
+    let server = Server::start_in(directory.path(), &["--store", &postgres.url]);
+    let token = run_ok(
+        directory.path(),
+        &["token", "create", "a", "--store", &postgres.url],
+    );
+    let add = || server.connect().add(token.trim(), BODY).status;
+    assert_eq!(add(), 200);
+    for setting in ["fsync", "full_page_writes", "synchronous_commit"] {
+        postgres.set(setting, "off");
+        wait_until("no add is acknowledged", || add() == 503);
+        wait_until("it is not ready", || server.ask("/readyz").status == 503);
+        says(&server, &format!("{setting} is off"));
+        postgres.set(setting, "on");
+        wait_until("adds are acknowledged again", || add() == 200);
+        wait_until("it is ready", || server.ask("/readyz").status == 200);
+    }
+}
+
+/// Of each transaction that adds plants: what its commit waits for, and what the session's setting is otherwise.
+const RECORD: &str = "
+    CREATE TABLE commits (level TEXT, otherwise TEXT);
+    CREATE FUNCTION record() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO public.commits SELECT setting, reset_val FROM pg_settings WHERE name = 'synchronous_commit';
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER record AFTER INSERT ON plantstore.plants DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION record()";
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn no_commit_of_plants_is_asynchronous_even_before_a_changed_setting_is_noticed() {
+    let directory = directory();
+    let postgres = OwnServer::start();
+    let server = Server::start_in(directory.path(), &["--store", &postgres.url]);
+    let token = run_ok(
+        directory.path(),
+        &["token", "create", "a", "--store", &postgres.url],
+    );
+    sql(&postgres.url, RECORD);
+    let mut ids = 0..;
+    let mut add = || {
+        let body = format!(r#"{{"id":{},"name":"x"}}"#, ids.next().expect("an id"));
+        server.connect().add(token.trim(), body.as_bytes()).status
+    };
+    let count = |condition: &str| {
+        with_client(&postgres.url, async |client| {
+            let query = format!("SELECT count(*) FROM commits WHERE {condition}");
+            let row = client.query_one(&query, &[]).await;
+            row.expect("a count").get::<_, i64>(0)
+        })
+    };
+    wait_until("an add is committed under the changed setting", || {
+        wait_until("an add is acknowledged", || add() == 200);
+        sql(&postgres.url, "ALTER SYSTEM SET synchronous_commit = off");
+        sql(&postgres.url, "SELECT pg_reload_conf()");
+        for _ in 0..20 {
+            add();
+        }
+        postgres.set("synchronous_commit", "on");
+        count("otherwise = 'off'") > 0
+    });
+    assert_eq!(count("level <> 'on'"), 0);
+}
+
+/// Debian keeps it in a directory named after the architecture.
+fn libfaketime() -> PathBuf {
+    let places = std::fs::read_dir("/usr/lib").expect("/usr/lib");
+    places
+        .map(|place| place.expect("an entry").path())
+        .map(|place| place.join("faketime/libfaketimeMT.so.1"))
+        .find(|library| library.exists())
+        .expect("scripts/with-postgres installs libfaketime")
+}
+
+fn start_with_clock(directory: &Path, offset: &str) -> Server {
+    let mut command = plantstore(directory);
+    command
+        .args(SERVE)
+        .env("LD_PRELOAD", libfaketime())
+        .env("FAKETIME", offset)
+        .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    Server::start_command(command, directory)
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn plants_are_dated_by_the_database_and_a_node_with_another_clock_says_so_once() {
+    let directory = directory();
+    let nodes = ["+3600s", "-50y"].map(|offset| start_with_clock(directory.path(), offset));
+    let right = Server::start_in(directory.path(), &[]);
+    let mut ids = Vec::new();
+    for id in 0..12 {
+        let node = [&nodes[0], &nodes[1], &right][id % 3];
+        node.add_ok(format!(r#"{{"id":{id},"name":"x"}}"#));
+        ids.insert(0, id as i64);
+    }
+    assert_eq!(added_within_a_minute(directory.path()).len(), 12);
+    let listed = run_ok(directory.path(), &["list", "--json"]);
+    let listed = listed.lines().map(|line| {
+        let plant: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        plant["id"].as_i64().expect("an id")
+    });
+    assert_eq!(listed.collect::<Vec<_>>(), ids);
+    let warnings = |node: &Server| {
+        let logged = node.everything_logged();
+        logged.matches("the clock of this machine is").count()
+    };
+    assert_eq!(nodes.each_ref().map(warnings), [1, 1]);
+    assert_eq!(warnings(&right), 0);
+}
