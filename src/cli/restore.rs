@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 
 use crate::cli::progress::Progress;
-use crate::cli::transfer::{self, Side};
+use crate::cli::transfer::{self, Side, Target};
 use crate::cli::verify::verify;
 use crate::config::StoreSettings;
 use crate::store::{Restoration, Store};
@@ -63,9 +63,15 @@ impl Restore {
                 "{location} is not empty; choose an empty database, or have what is missing added with --force"
             );
         }
-        let tokens = transfer::copy(&mut from, &mut to)?;
-        let (plants, tokens) = transfer::compare(&mut from, &mut to, &tokens)?;
+        let target = if self.force {
+            Target::Any
+        } else {
+            Target::Copy
+        };
+        let copied = transfer::copy(&mut from, &mut to, target)?.compare(&mut from, &mut to)?;
+        let (plants, tokens) = (copied.plants, copied.tokens);
         eprintln!("restored to {location}: plants {plants}, tokens {tokens}");
+        copied.report_added_otherwise();
         Ok(())
     }
 

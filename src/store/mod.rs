@@ -277,11 +277,12 @@ impl Store {
         }
     }
 
-    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
-    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+    /// Inserts tokens of another store. One that is there already, by its digest, stays as it is but for its state: it is
+    /// revoked if it is revoked in either store, and was last used when it was last used in either.
+    pub fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
         match self {
-            Self::Sqlite(store) => store.keep_tokens(tokens),
-            Self::Postgres(store) => store.keep_tokens(tokens),
+            Self::Sqlite(store) => store.merge_tokens(tokens),
+            Self::Postgres(store) => store.merge_tokens(tokens),
         }
     }
 

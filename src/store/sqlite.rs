@@ -316,9 +316,9 @@ impl Sqlite {
         Ok(transaction.commit()?)
     }
 
-    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
-    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        Ok(tokens::keep(self.write()?, tokens)?)
+    /// Inserts tokens of another store, and merges the state of those that are there already.
+    pub fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        Ok(tokens::merge(self.write()?, tokens)?)
     }
 
     /// Reads everything, and tells in words what is not as it was stored.

@@ -5,6 +5,7 @@ mod backup_files;
 mod catalogue;
 mod command_line;
 mod contract;
+mod copying;
 mod damage;
 mod defects;
 mod docs_page;
