@@ -21,7 +21,9 @@ use crate::cli::output::print;
 use crate::cli::progress::Progress;
 use crate::config::{BodySettings, StoreSettings, token_name};
 use crate::exchange::{Format, Reader};
-use crate::store::{Addition, NewToken, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId};
+use crate::store::{
+    Addition, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId, TokenRecord,
+};
 use crate::token::Token;
 
 /// The most plants in one transaction: if others wait for its end, and if not.
@@ -183,28 +185,39 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
     Ok((Box::new(file), bytes))
 }
 
-/// The token of this name, made if it is not there: without a secret that anybody knows, and revoked, so that it says where
-/// plants come from and opens nothing.
+/// The token of this name, created if there is none: revoked from the start, so that it tells where plants come from and
+/// gives no access.
 fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
-    let find = |store: &mut Store| -> Result<Option<TokenId>, StoreError> {
-        let tokens = store.tokens()?;
+    let tokens = store.tokens()?;
+    let find = |tokens: &[TokenRecord]| {
         let found = tokens.iter().find(|token| *token.name == *name);
-        Ok(found.map(|token| token.id))
+        found.map(|token| token.id)
     };
-    if let Some(id) = find(store)? {
+    if let Some(id) = find(&tokens) {
         return Ok(id);
     }
+    let is_free = |id: &i64| tokens.iter().all(|token| token.id.0 != *id);
+    let free = (1..).find(is_free).context("no id is left for a token")?;
     let secret = Token::generate().context("cannot get random numbers")?;
-    let made = store.create_token(&NewToken {
-        name,
+    let now = Timestamp::now();
+    let created = store.merge_tokens(&[TokenRecord {
+        id: TokenId(free),
+        name: name.into(),
         digest: secret.digest(),
-        expires_at: None,
         rate_limit: None,
-    })?;
-    if made {
-        store.revoke_token(name)?;
+        created_at: now,
+        expires_at: None,
+        revoked_at: Some(now),
+        last_used_at: None,
+    }]);
+    // Another process may have created one at the same time.
+    match find(&store.tokens()?) {
+        Some(id) => Ok(id),
+        None => {
+            created?;
+            bail!("cannot create the token {name}; run this again");
+        }
     }
-    find(store)?.with_context(|| format!("the token {name} was made and is not there"))
 }
 
 /// Where the plants go.

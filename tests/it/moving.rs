@@ -235,6 +235,27 @@ fn imported_plants_know_a_token_that_opens_nothing() {
 }
 
 #[test]
+fn the_token_of_an_import_is_revoked_at_every_moment() {
+    let mut killed_with_token = 0;
+    for moment in 1.. {
+        let directory = directory();
+        fs::write(directory.path().join("a.ndjson"), many(0..3)).expect("a file");
+        let store = ["--store", "sqlite:plantstore.db"];
+        run_ok(directory.path(), &[&["migrate"], &store[..]].concat());
+        let kill = format!("inject=fdatasync:signal=KILL:when={moment}");
+        let output = import_under_strace(directory.path(), &["-e", "trace=fdatasync", "-e", &kill]);
+        let list = [&["token", "list", "--json"], &store[..]].concat();
+        let listed = run_ok(directory.path(), &list);
+        assert!(!listed.contains("active"), "killed at {moment}: {listed}");
+        if output.status.success() {
+            break;
+        }
+        killed_with_token += listed.lines().count();
+    }
+    assert!(killed_with_token > 0);
+}
+
+#[test]
 fn killed_half_way_and_run_again_it_ends_with_every_plant_once() {
     let directory = directory();
     let all = many(0..40_000);
