@@ -8,13 +8,14 @@ use clap::Args;
 
 use crate::cli::progress::Progress;
 use crate::cli::transfer::{self, Side, Target};
-use crate::cli::verify::{step_back, verify};
+use crate::cli::verify::{backup_file, step_back, verify};
 use crate::config::StoreSettings;
 use crate::store::{BackupFile, Store};
 
 #[derive(Debug, Args)]
 pub(super) struct Backup {
     /// The file to make
+    #[arg(value_parser = backup_file())]
     file: PathBuf,
 
     /// Replace a backup of that name, once the new one is whole

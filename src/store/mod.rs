@@ -49,6 +49,15 @@ pub fn footprint(location: &Location) -> Option<Footprint> {
     }
 }
 
+/// Whether the location is the file of a backup, as far as its header says. It must not be open in this process: SQLite would
+/// lose its locks.
+pub fn is_backup(location: &Location) -> bool {
+    match location {
+        Location::Sqlite(path) => sqlite::is_backup(path),
+        Location::Postgres(_) => false,
+    }
+}
+
 impl Store {
     /// Opens a store that is there to look at it, beside servers or without any; or a backup, which is left as it is.
     pub fn open(location: &Location) -> Result<Self, OpenError> {

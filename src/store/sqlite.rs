@@ -18,6 +18,7 @@ mod statistics;
 mod tally;
 mod tokens;
 
+use std::fs::{self, File};
 use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
 use std::sync::Arc;
@@ -350,6 +351,12 @@ impl Sqlite {
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)?)
     }
+}
+
+/// Whether this is a backup, as far as its header says.
+pub fn is_backup(path: &Path) -> bool {
+    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
+    is_file && File::open(path).is_ok_and(|file| partial::is_backup(&file).unwrap_or(false))
 }
 
 /// What a plant is to the one that has its id already.

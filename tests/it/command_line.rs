@@ -318,6 +318,7 @@ fn no_error_repeats_a_password() {
 #[test]
 fn what_is_not_secret_is_told_in_an_error() {
     let directory = directory();
+    run_ok(directory.path(), &["token", "create", "ci"]);
     let url = "postgres://u:secret@127.0.0.1:1/d";
     for (arguments, expected) in [
         (&["serve", url][..], "'postgres://u:…@127.0.0.1:1/d'"),
