@@ -2,6 +2,7 @@
 //! already, is on disk; so it can be run again at any time, and goes on where it was interrupted.
 
 mod batches;
+mod rejects;
 mod tally;
 
 use std::fs::File;
@@ -13,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use jiff::Timestamp;
 
 use crate::cli::import::batches::{Batch, Reading};
+use crate::cli::import::rejects::Rejects;
 use crate::cli::import::tally::Tally;
 use crate::cli::output::print;
 use crate::cli::progress::Progress;
@@ -55,6 +58,10 @@ pub(super) struct Import {
     #[arg(long)]
     strict: bool,
 
+    /// Write the rows that are not stored to this new file, with the reasons; corrected, it can be imported
+    #[arg(long, value_name = "FILE", conflicts_with = "strict", value_parser = rejects_file())]
+    rejects: Option<PathBuf>,
+
     /// The name of the token that the plants are kept as added by. If there is none, one is made that nobody can use
     #[arg(long, value_name = "NAME", default_value = "import", value_parser = token_name)]
     token: String,
@@ -72,10 +79,16 @@ impl Import {
             bail!("--token takes the name of a token, and this is a token itself; keep it secret");
         }
         let (input, bytes) = open(&self.file)?;
+        let mut rejects = self.rejects.as_deref().map(create_rejects).transpose()?;
         let mut sink = self.sink()?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let input = BufReader::with_capacity(READ_BUFFER, input);
-        let reader = Reader::new(input, format, self.body.max_body_bytes);
+        let reader = Reader::with_text(
+            input,
+            format,
+            self.body.max_body_bytes,
+            self.rejects.is_some(),
+        );
         let (reading, batches) = Reading::start(
             reader,
             sink.token.unwrap_or(TokenId(0)),
@@ -85,7 +98,7 @@ impl Import {
 
         let mut tally = Tally::new(self.dry_run);
         let progress = Progress::of_bytes(bytes, "importing");
-        let stored = self.store_all(&batches, &mut sink, &mut tally, &progress);
+        let stored = self.store_all(&batches, &mut sink, &mut tally, &progress, rejects.as_mut());
         if stored.is_err() {
             abandon(sink);
             return stored;
@@ -101,13 +114,24 @@ impl Import {
             .end()
             .map_err(|_| anyhow!("a defect of plantstore"))?;
         read.with_context(|| format!("cannot read {} to the end", self.file.display()))?;
+        let again = match (rejects, &self.rejects) {
+            (Some(rejects), Some(path)) => {
+                rejects.finish().with_context(cannot_write(path))?;
+                let path_format = match Format::of(path) == format {
+                    true => "",
+                    false if format == Format::Csv => " --format csv",
+                    false => " --format ndjson",
+                };
+                let path = path.display();
+                format!("correct {path} and run `plantstore import{path_format} {path}`")
+            }
+            _ if tally.refused() == 1 => "correct it and run this again".to_owned(),
+            _ => "correct them and run this again".to_owned(),
+        };
         match tally.refused() {
             0 => Ok(()),
-            1 => bail!("one plant {}; correct it and run this again", tally.fate()),
-            some => bail!(
-                "{some} plants {}; correct them and run this again",
-                tally.fate()
-            ),
+            1 => bail!("one plant {}; {again}", tally.fate()),
+            some => bail!("{some} plants {}; {again}", tally.fate()),
         }
     }
 
@@ -117,6 +141,7 @@ impl Import {
         sink: &mut Sink,
         tally: &mut Tally,
         progress: &Progress,
+        mut rejects: Option<&mut Rejects>,
     ) -> anyhow::Result<()> {
         for mut batch in batches {
             let line = batch.line();
@@ -124,7 +149,10 @@ impl Import {
                 format!("stopped before line {line}; once that is put right, run this again")
             })?;
             progress.set(batch.bytes_read);
-            tally.take(batch, &outcomes, progress);
+            let taken = tally.take(batch, &outcomes, progress, rejects.as_deref_mut());
+            if let (Err(error), Some(path)) = (taken, &self.rejects) {
+                return Err(error).with_context(cannot_write(path));
+            }
             if self.strict && tally.refused() > 0 {
                 break;
             }
@@ -183,6 +211,27 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
     });
     let (file, bytes) = opened.with_context(|| format!("cannot read {}", path.display()))?;
     Ok((Box::new(file), bytes))
+}
+
+fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
+        true => Err("expected a file: standard output has the summary"),
+        false => Ok(path),
+    })
+}
+
+fn create_rejects(path: &Path) -> anyhow::Result<Rejects> {
+    match Rejects::create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => bail!(
+            "{} exists already; choose another name for --rejects",
+            path.display()
+        ),
+        created => created.with_context(cannot_write(path)),
+    }
+}
+
+fn cannot_write(path: &Path) -> impl FnOnce() -> String {
+    move || format!("cannot write {}", path.display())
 }
 
 /// The token of this name, created if there is none: revoked from the start, so that it tells where plants come from and
