@@ -7,14 +7,15 @@ use anyhow::bail;
 use clap::Args;
 
 use crate::cli::progress::Progress;
-use crate::cli::transfer::{self, Side};
-use crate::cli::verify::{step_back, verify};
+use crate::cli::transfer::{self, Side, Target};
+use crate::cli::verify::{backup_file, step_back, verify};
 use crate::config::StoreSettings;
 use crate::store::{BackupFile, Store};
 
 #[derive(Debug, Args)]
 pub(super) struct Backup {
     /// The file to make
+    #[arg(value_parser = backup_file())]
     file: PathBuf,
 
     /// Replace a backup of that name, once the new one is whole
@@ -66,7 +67,6 @@ fn fill(source: Store, backup: &BackupFile, name: String) -> anyhow::Result<()> 
         store: Store::open_to_fill(backup)?,
         name: backup.location().to_string(),
     };
-    transfer::copy(&mut from, &mut to)?;
-    let tokens = from.store.tokens()?;
-    Ok(to.store.keep_tokens(&tokens)?)
+    let mut transfer = transfer::copy(&mut from, &mut to, Target::Copy)?;
+    transfer.copy_tokens(&mut from, &mut to)
 }

@@ -1,9 +1,12 @@
-//! `plantstore copy`: everything from one store to another, compared at the end.
+//! `plantstore copy`: all plants and tokens of one store to another, compared at the end.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use anyhow::bail;
 use clap::Args;
 
-use crate::cli::transfer::{self, Side};
+use crate::cli::transfer::{self, Side, Target};
 use crate::config::StoreSettings;
 use crate::store::{Location, Store};
 
@@ -12,15 +15,19 @@ pub(super) struct Copy {
     #[command(flatten)]
     store: StoreSettings,
 
-    /// Where to: sqlite:PATH or postgres://USER@HOST/DATABASE, made if it is not there
+    /// The target: sqlite:PATH or postgres://USER@HOST/DATABASE, created if it does not exist
     #[arg(long, value_name = "URL")]
     to: Location,
+
+    /// Add to a target that has plants or tokens of its own
+    #[arg(long)]
+    force: bool,
 }
 
 impl Copy {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (from, to) = (&self.store.store, &self.to);
-        if from == to {
+        if is_same(from, to) {
             bail!("{from} cannot be copied to itself; choose another --to");
         }
         let mut from = Side {
@@ -31,9 +38,26 @@ impl Copy {
             store: Store::open_or_create(to)?,
             name: to.to_string(),
         };
-        let tokens = transfer::copy(&mut from, &mut to)?;
-        let (plants, tokens) = transfer::compare(&mut from, &mut to, &tokens)?;
+        let target = if self.force {
+            Target::Any
+        } else {
+            Target::Copy
+        };
+        let copied = transfer::copy(&mut from, &mut to, target)?.compare(&mut from, &mut to)?;
+        let (plants, tokens) = (copied.plants, copied.tokens);
         eprintln!("copied and compared: plants {plants}, tokens {tokens}");
+        copied.report_added_otherwise();
         Ok(())
+    }
+}
+
+/// Whether two locations are one store: by any path, link or user.
+fn is_same(from: &Location, to: &Location) -> bool {
+    match (from.file(), to.file()) {
+        (Some(from), Some(to)) => {
+            let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+            matches!((identity(from), identity(to)), (Ok(from), Ok(to)) if from == to)
+        }
+        _ => from.to_string() == to.to_string(),
     }
 }

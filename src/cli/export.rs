@@ -6,13 +6,13 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 
 use crate::cli::export::target::Target;
 use crate::cli::progress::Progress;
 use crate::config::StoreSettings;
-use crate::exchange::Format;
+use crate::exchange::{self, Format};
 use crate::store::{Page, Store, StoreError};
 
 const WRITE_BUFFER: usize = 64 << 10;
@@ -27,6 +27,11 @@ pub(super) struct Export {
     #[arg(long)]
     format: Option<Format>,
 
+    /// Put an apostrophe before names and tags that a spreadsheet would evaluate as a formula; such a CSV file is for reading,
+    /// and an import of it would add other names
+    #[arg(long)]
+    spreadsheet_safe: bool,
+
     #[command(flatten)]
     store: StoreSettings,
 }
@@ -36,12 +41,21 @@ impl Export {
         let location = &self.store.store;
         let mut store = Store::open(location)?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
+        if self.spreadsheet_safe && format != Format::Csv {
+            bail!("--spreadsheet-safe is for CSV; add --format csv");
+        }
         let cannot_write = || format!("cannot write {}", self.file.display());
         let target = Target::open(&self.file, location.file())?;
         let mut out = BufWriter::with_capacity(WRITE_BUFFER, target);
         let is_watched = io::stderr().is_terminal()
             && !(out.get_ref().is_standard_output() && io::stdout().is_terminal());
-        let written = write_all(&mut store, format, &mut out, is_watched)?;
+        let written = write_all(
+            &mut store,
+            format,
+            self.spreadsheet_safe,
+            &mut out,
+            is_watched,
+        )?;
         let written = written.and_then(|plants| Ok((plants, out.into_inner()?)));
         match written {
             Ok((plants, target)) => {
@@ -62,6 +76,7 @@ impl Export {
 fn write_all(
     store: &mut Store,
     format: Format,
+    spreadsheet_safe: bool,
     out: &mut impl Write,
     is_watched: bool,
 ) -> Result<io::Result<u64>, StoreError> {
@@ -75,7 +90,7 @@ fn write_all(
     let mut written = format.write_head(out);
     if written.is_ok() {
         store.export(&mut |page| {
-            written = write_page(format, out, page);
+            written = write_page(format, spreadsheet_safe, out, page);
             plants += page.plants.len() as u64;
             if let Some(progress) = &progress {
                 progress.advance(page.plants.len());
@@ -89,7 +104,19 @@ fn write_all(
     Ok(written.map(|()| plants))
 }
 
-fn write_page(format: Format, out: &mut impl Write, page: &Page) -> io::Result<()> {
+fn write_page(
+    format: Format,
+    spreadsheet_safe: bool,
+    out: &mut impl Write,
+    page: &Page,
+) -> io::Result<()> {
     let mut plants = page.plants.iter();
-    plants.try_for_each(|record| format.write_plant(out, record.id, &record.plant))
+    plants.try_for_each(|record| {
+        if spreadsheet_safe {
+            let plant = exchange::spreadsheet_safe(&record.plant);
+            format.write_plant(out, record.id, &plant)
+        } else {
+            format.write_plant(out, record.id, &record.plant)
+        }
+    })
 }

@@ -2,6 +2,7 @@
 //! already, is on disk; so it can be run again at any time, and goes on where it was interrupted.
 
 mod batches;
+mod rejects;
 mod tally;
 
 use std::fs::File;
@@ -13,15 +14,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use jiff::Timestamp;
 
 use crate::cli::import::batches::{Batch, Reading};
+use crate::cli::import::rejects::Rejects;
 use crate::cli::import::tally::Tally;
 use crate::cli::output::print;
 use crate::cli::progress::Progress;
 use crate::config::{BodySettings, StoreSettings, token_name};
 use crate::exchange::{Format, Reader};
-use crate::store::{Addition, NewToken, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId};
+use crate::store::{
+    Addition, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId, TokenRecord,
+};
 use crate::token::Token;
 
 /// The most plants in one transaction: if others wait for its end, and if not.
@@ -53,6 +58,10 @@ pub(super) struct Import {
     #[arg(long)]
     strict: bool,
 
+    /// Write the rows that are not stored to this new file, with the reasons; corrected, it can be imported
+    #[arg(long, value_name = "FILE", conflicts_with = "strict", value_parser = rejects_file())]
+    rejects: Option<PathBuf>,
+
     /// The name of the token that the plants are kept as added by. If there is none, one is made that nobody can use
     #[arg(long, value_name = "NAME", default_value = "import", value_parser = token_name)]
     token: String,
@@ -70,10 +79,16 @@ impl Import {
             bail!("--token takes the name of a token, and this is a token itself; keep it secret");
         }
         let (input, bytes) = open(&self.file)?;
+        let mut rejects = self.rejects.as_deref().map(create_rejects).transpose()?;
         let mut sink = self.sink()?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let input = BufReader::with_capacity(READ_BUFFER, input);
-        let reader = Reader::new(input, format, self.body.max_body_bytes);
+        let reader = Reader::with_text(
+            input,
+            format,
+            self.body.max_body_bytes,
+            self.rejects.is_some(),
+        );
         let (reading, batches) = Reading::start(
             reader,
             sink.token.unwrap_or(TokenId(0)),
@@ -83,7 +98,7 @@ impl Import {
 
         let mut tally = Tally::new(self.dry_run);
         let progress = Progress::of_bytes(bytes, "importing");
-        let stored = self.store_all(&batches, &mut sink, &mut tally, &progress);
+        let stored = self.store_all(&batches, &mut sink, &mut tally, &progress, rejects.as_mut());
         if stored.is_err() {
             abandon(sink);
             return stored;
@@ -99,13 +114,24 @@ impl Import {
             .end()
             .map_err(|_| anyhow!("a defect of plantstore"))?;
         read.with_context(|| format!("cannot read {} to the end", self.file.display()))?;
+        let again = match (rejects, &self.rejects) {
+            (Some(rejects), Some(path)) => {
+                rejects.finish().with_context(cannot_write(path))?;
+                let path_format = match Format::of(path) == format {
+                    true => "",
+                    false if format == Format::Csv => " --format csv",
+                    false => " --format ndjson",
+                };
+                let path = path.display();
+                format!("correct {path} and run `plantstore import{path_format} {path}`")
+            }
+            _ if tally.refused() == 1 => "correct it and run this again".to_owned(),
+            _ => "correct them and run this again".to_owned(),
+        };
         match tally.refused() {
             0 => Ok(()),
-            1 => bail!("one plant {}; correct it and run this again", tally.fate()),
-            some => bail!(
-                "{some} plants {}; correct them and run this again",
-                tally.fate()
-            ),
+            1 => bail!("one plant {}; {again}", tally.fate()),
+            some => bail!("{some} plants {}; {again}", tally.fate()),
         }
     }
 
@@ -115,6 +141,7 @@ impl Import {
         sink: &mut Sink,
         tally: &mut Tally,
         progress: &Progress,
+        mut rejects: Option<&mut Rejects>,
     ) -> anyhow::Result<()> {
         for mut batch in batches {
             let line = batch.line();
@@ -122,7 +149,10 @@ impl Import {
                 format!("stopped before line {line}; once that is put right, run this again")
             })?;
             progress.set(batch.bytes_read);
-            tally.take(batch, &outcomes, progress);
+            let taken = tally.take(batch, &outcomes, progress, rejects.as_deref_mut());
+            if let (Err(error), Some(path)) = (taken, &self.rejects) {
+                return Err(error).with_context(cannot_write(path));
+            }
             if self.strict && tally.refused() > 0 {
                 break;
             }
@@ -183,28 +213,60 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
     Ok((Box::new(file), bytes))
 }
 
-/// The token of this name, made if it is not there: without a secret that anybody knows, and revoked, so that it says where
-/// plants come from and opens nothing.
+fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
+        true => Err("expected a file: standard output has the summary"),
+        false => Ok(path),
+    })
+}
+
+fn create_rejects(path: &Path) -> anyhow::Result<Rejects> {
+    match Rejects::create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => bail!(
+            "{} exists already; choose another name for --rejects",
+            path.display()
+        ),
+        created => created.with_context(cannot_write(path)),
+    }
+}
+
+fn cannot_write(path: &Path) -> impl FnOnce() -> String {
+    move || format!("cannot write {}", path.display())
+}
+
+/// The token of this name, created if there is none: revoked from the start, so that it tells where plants come from and
+/// gives no access.
 fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
-    let find = |store: &mut Store| -> Result<Option<TokenId>, StoreError> {
-        let tokens = store.tokens()?;
+    let tokens = store.tokens()?;
+    let find = |tokens: &[TokenRecord]| {
         let found = tokens.iter().find(|token| *token.name == *name);
-        Ok(found.map(|token| token.id))
+        found.map(|token| token.id)
     };
-    if let Some(id) = find(store)? {
+    if let Some(id) = find(&tokens) {
         return Ok(id);
     }
+    let is_free = |id: &i64| tokens.iter().all(|token| token.id.0 != *id);
+    let free = (1..).find(is_free).context("no id is left for a token")?;
     let secret = Token::generate().context("cannot get random numbers")?;
-    let made = store.create_token(&NewToken {
-        name,
+    let now = Timestamp::now();
+    let created = store.merge_tokens(&[TokenRecord {
+        id: TokenId(free),
+        name: name.into(),
         digest: secret.digest(),
-        expires_at: None,
         rate_limit: None,
-    })?;
-    if made {
-        store.revoke_token(name)?;
+        created_at: now,
+        expires_at: None,
+        revoked_at: Some(now),
+        last_used_at: None,
+    }]);
+    // Another process may have created one at the same time.
+    match find(&store.tokens()?) {
+        Some(id) => Ok(id),
+        None => {
+            created?;
+            bail!("cannot create the token {name}; run this again");
+        }
     }
-    find(store)?.with_context(|| format!("the token {name} was made and is not there"))
 }
 
 /// Where the plants go.

@@ -16,6 +16,7 @@ mod newest;
 mod openapi;
 mod output;
 mod progress;
+mod redact;
 mod restore;
 mod serve;
 mod stats;
@@ -33,6 +34,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cli::output::is_closed_pipe;
+use crate::cli::redact::{redacted, redacted_with};
 use crate::telemetry;
 use crate::version::VERSION;
 
@@ -87,7 +89,7 @@ enum Subcommands {
 pub fn run() -> ExitCode {
     let cli = match parse() {
         Ok(cli) => cli,
-        Err(usage) => usage.exit(),
+        Err(usage) => return fail_usage(&usage),
     };
     let done = match cli.command {
         Subcommands::Serve(serve) => serve.run(),
@@ -110,10 +112,21 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            telemetry::say(format!("plantstore: {error:#}\n"));
+            telemetry::say(redacted(&format!("plantstore: {error:#}\n")));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints the help, or a usage error without its secrets.
+fn fail_usage(usage: &clap::Error) -> ExitCode {
+    let text = usage.render().to_string();
+    let clean = redacted(&text);
+    if !usage.use_stderr() || clean == text {
+        usage.exit(); // in colour, on a terminal
+    }
+    telemetry::say(clean);
+    u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// Parses twice when there is a file: its values become the defaults of the second time, and so
@@ -133,8 +146,11 @@ fn parse() -> Result<Cli, clap::Error> {
     let file = read_settings(&path).map_err(wrong_usage)?;
     let matches = command(&file).try_get_matches();
     // The first time went well, so whatever is wrong now stands in the file.
-    let matches =
-        matches.map_err(|error| wrong_usage(first_sentence(&without_passwords(error))))?;
+    let matches = matches.map_err(|error| {
+        let text = without_passwords(error).to_string();
+        let text = redacted_with(&text, file.values().map(String::as_str));
+        wrong_usage(first_sentence(&text))
+    })?;
     Cli::from_arg_matches(&matches)
 }
 
@@ -209,8 +225,7 @@ fn without_passwords(mut error: clap::Error) -> clap::Error {
     error
 }
 
-fn first_sentence(error: &clap::Error) -> String {
-    let text = error.to_string();
+fn first_sentence(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.trim_start_matches("error: ").to_owned()
 }

@@ -1,8 +1,12 @@
 //! What a command says on standard output: whole, or not at all; and tables.
 
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 
 use anyhow::Context;
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::termios::tcgetwinsize;
 
 use crate::cli::text::{padded, width};
@@ -15,9 +19,32 @@ const TERMINAL_COLUMNS: usize = 80;
 
 /// Writes all of it, or says that it could not.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
-    io::stdout()
+    let mut stdout = io::stdout().lock();
+    stdout
         .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
         .context("cannot write to standard output")
+}
+
+/// Writes all of it, to a file durably. Fails also if standard output is closed, which `print` does not notice.
+pub(super) fn print_durably(text: &str) -> io::Result<()> {
+    let stdout = io::stdout();
+    let file = File::from(stdout.as_fd().try_clone_to_owned()?);
+    let found = file.metadata()?;
+    // The runtime of Rust opens /dev/null in place of a closed standard output, for reading and writing. A shell opens it
+    // for writing alone.
+    let access = fcntl_getfl(&file)? & OFlags::ACCMODE;
+    let null = fs::metadata("/dev/null");
+    if access == OFlags::RDWR && null.is_ok_and(|null| null.rdev() == found.rdev()) {
+        return Err(io::Error::other("it is closed"));
+    }
+    let mut stdout = stdout.lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    if found.is_file() {
+        file.sync_all()?;
+    }
+    Ok(())
 }
 
 /// Whether it was our reader who had enough, as `head` has.

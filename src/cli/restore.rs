@@ -6,14 +6,15 @@ use anyhow::bail;
 use clap::Args;
 
 use crate::cli::progress::Progress;
-use crate::cli::transfer::{self, Side};
-use crate::cli::verify::verify;
+use crate::cli::transfer::{self, Side, Target};
+use crate::cli::verify::{backup_file, verify};
 use crate::config::StoreSettings;
-use crate::store::{Restoration, Store};
+use crate::store::{OpenError, Restoration, Store};
 
 #[derive(Debug, Args)]
 pub(super) struct Restore {
     /// What `plantstore backup` made
+    #[arg(value_parser = backup_file())]
     file: PathBuf,
 
     /// Replace a store that is there, which is kept under another name; in a database, add to what is there
@@ -37,7 +38,8 @@ impl Restore {
         let tell = &mut |done, all| progress.reach(done, all);
         let restoration = Restoration::begin(&self.file, store, self.force, tell)?;
         drop(progress);
-        let (plants, tokens) = self.verify(&mut Store::open(&restoration.location())?)?;
+        let copy = Store::open(&restoration.location());
+        let (plants, tokens) = self.verify(&mut copy.map_err(|error| self.damaged(error))?)?;
         let kept = restoration.finish()?;
         let store = &self.store.store;
         eprintln!("restored to {store}: plants {plants}, tokens {tokens}");
@@ -50,7 +52,7 @@ impl Restore {
     fn to_database(&self) -> anyhow::Result<()> {
         let location = &self.store.store;
         let mut from = Side {
-            store: Store::open_backup(&self.file)?,
+            store: Store::open_backup(&self.file).map_err(|error| self.damaged(error))?,
             name: self.file.display().to_string(),
         };
         self.verify(&mut from.store)?;
@@ -63,10 +65,27 @@ impl Restore {
                 "{location} is not empty; choose an empty database, or have what is missing added with --force"
             );
         }
-        let tokens = transfer::copy(&mut from, &mut to)?;
-        let (plants, tokens) = transfer::compare(&mut from, &mut to, &tokens)?;
+        let target = if self.force {
+            Target::Any
+        } else {
+            Target::Copy
+        };
+        let copied = transfer::copy(&mut from, &mut to, target)?.compare(&mut from, &mut to)?;
+        let (plants, tokens) = (copied.plants, copied.tokens);
         eprintln!("restored to {location}: plants {plants}, tokens {tokens}");
+        copied.report_added_otherwise();
         Ok(())
+    }
+
+    /// Why the backup cannot be opened.
+    fn damaged(&self, error: OpenError) -> anyhow::Error {
+        match error {
+            OpenError::Sqlite { source, .. } => anyhow::Error::new(source).context(format!(
+                "{} is damaged; nothing was changed; choose another backup",
+                self.file.display()
+            )),
+            other => other.into(),
+        }
     }
 
     fn verify(&self, backup: &mut Store) -> anyhow::Result<(u64, u64)> {

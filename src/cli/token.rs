@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::cli::output::{print, table};
+use crate::cli::output::{print, print_durably, table};
 use crate::config::{StoreSettings, duration, token_name};
 use crate::store::{NewToken, Store, TokenRecord};
 use crate::token::Token;
@@ -79,20 +79,39 @@ impl Create {
             ),
             None => None,
         };
+        if Token::parse(&self.name).is_some() {
+            bail!("this is a token itself, not a name for one; keep it secret");
+        }
         let token = Token::generate().context("cannot get random numbers")?;
-        let created = Store::open_or_create(&self.store.store)?.create_token(&NewToken {
-            name: &self.name,
-            digest: token.digest(),
-            expires_at,
-            rate_limit: self.rate_limit,
-        })?;
-        if !created {
+        let mut store = Store::open_or_create(&self.store.store)?;
+        let is_taken = |other: &TokenRecord| *other.name == *self.name;
+        if store.tokens()?.iter().any(is_taken) {
             bail!(
                 "there is a token named {} already; choose another name",
                 self.name
             );
         }
-        print(&format!("{}\n", token.reveal()))
+        // Printed first: a token that was printed and not stored is of no use to anyone, but one that was stored and not
+        // printed would be valid, and nobody could tell who has it. The error is not passed on as it is, because a closed
+        // pipe is not an error of other commands.
+        if let Err(error) = print_durably(&format!("{}\n", token.reveal())) {
+            bail!("cannot write to standard output: {error}; no token was created");
+        }
+        let created = store
+            .create_token(&NewToken {
+                name: &self.name,
+                digest: token.digest(),
+                expires_at,
+                rate_limit: self.rate_limit,
+            })
+            .context("do not use the token that was printed, it may be invalid")?;
+        if !created {
+            bail!(
+                "another token named {} was created meanwhile; the token that was printed is invalid; choose another name",
+                self.name
+            );
+        }
+        Ok(())
     }
 }
 
@@ -128,6 +147,11 @@ impl List {
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let name = self.name;
+        if Token::parse(&name).is_some() {
+            bail!(
+                "this is a token itself, not the name of one; `plantstore token list` shows the names"
+            );
+        }
         match Store::open_to_change(&self.store.store)?.revoke_token(&name)? {
             Some(true) => eprintln!("{name} is revoked"),
             Some(false) => eprintln!("{name} was revoked before"),

@@ -1,5 +1,8 @@
 //! A store, or a backup, is read to its end, with a bar; what is wrong with it is told in words.
 
+use std::path::{Path, PathBuf};
+
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use rustix::process::nice;
 
 use crate::cli::output::print;
@@ -12,6 +15,17 @@ const TOLD_MAX: usize = 100;
 /// Whatever else the machine has to do goes before.
 pub(super) fn step_back() {
     let _ = nice(19); // the least that can be asked for; without it a server has a little less
+}
+
+/// Parses the path of a backup, which `-` is not.
+pub(super) fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
+        true => Err(
+            "a backup is checked by reading it again, so it must be a file; `plantstore export -` and \
+             `plantstore import -` use standard output and input",
+        ),
+        false => Ok(path),
+    })
 }
 
 /// What was read, and how many problems there are.

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use crate::exchange::source::{Entry, Source};
+use crate::exchange::source::{Entry, Lines, Part, Rejection, Source, is_comment};
 use crate::plant::{NewPlant, Plant};
 
 const COLUMNS: [&str; 3] = ["id", "name", "tag"];
@@ -39,11 +39,41 @@ fn write_cell(out: &mut impl Write, text: &str) -> io::Result<()> {
     write!(out, "\"{}\"", text.replace('"', "\"\""))
 }
 
+/// A plant whose name and tag no spreadsheet evaluates: an apostrophe stands before what would begin a formula. That is for
+/// people to read; an import would take the apostrophe for a part of the name.
+pub fn spreadsheet_safe(plant: &Plant) -> Plant {
+    let safe = |text: &String| {
+        // The last four are the full-width forms of the first, which some programs take for the same.
+        let is_formula = text
+            .trim_start_matches([' ', '\u{a0}'])
+            .starts_with(['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠']);
+        match is_formula {
+            true => format!("'{text}"),
+            false => text.clone(),
+        }
+    };
+    Plant {
+        name: safe(&plant.name),
+        tag: plant.tag.as_ref().map(safe),
+    }
+}
+
 /// Takes the rows apart.
 pub struct Decoder {
     bytes_max: usize,
+    keeps_text: bool,
     columns: Option<Columns>,
+    header: Vec<u8>,
     row: Row,
+    /// Where the row is, as far as it has been read.
+    lines: Lines,
+    bytes: usize,
+    /// Where the last quoted cell begins.
+    quote_line: u64,
+    /// The text of the row, without what has been handed over.
+    raw: Vec<u8>,
+    /// Within a row that is too long, of which a part has been handed over.
+    is_within: bool,
     line: Vec<u8>,
 }
 
@@ -53,65 +83,135 @@ struct Columns {
     len: usize,
 }
 
+/// How far a row has been read.
+enum Progress {
+    /// There is none.
+    End,
+    /// To its end.
+    Row,
+    /// As far as is kept at a time.
+    Part,
+}
+
 impl Decoder {
     /// A row of more bytes than that is a problem.
-    pub fn new(bytes_max: usize) -> Self {
+    pub fn new(bytes_max: usize, keeps_text: bool) -> Self {
         Self {
             bytes_max,
+            keeps_text,
             columns: None,
+            header: Vec::new(),
             row: Row::new(SEPARATORS[0]),
+            lines: Lines { first: 1, last: 1 },
+            bytes: 0,
+            quote_line: 1,
+            raw: Vec::new(),
+            is_within: false,
             line: Vec::new(),
         }
     }
 
-    /// The next plant. Rows with nothing in them are passed over.
+    /// The text of the header.
+    pub fn header(&self) -> &[u8] {
+        &self.header
+    }
+
+    /// The next plant. Rows with nothing in them, and comments, are passed over.
     pub fn next(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<Entry>> {
-        while let Some(line) = self.read_row(source)? {
-            match &self.columns {
-                _ if self.row.is_blank() => {}
-                Some(columns) => {
-                    let plant = columns.plant(&mut self.row);
-                    return Ok(Some(Entry { line, plant }));
-                }
-                None => {
+        loop {
+            let was_within = self.is_within;
+            let (part, progress) = match (self.read_row(source)?, was_within) {
+                (Progress::End, _) => return Ok(None),
+                (Progress::Part, false) => (Part::First, Progress::Part),
+                (Progress::Part, true) => (Part::Next, Progress::Part),
+                (Progress::Row, false) => (Part::Whole, Progress::Row),
+                (Progress::Row, true) => (Part::Last, Progress::Row),
+            };
+            self.is_within = matches!(progress, Progress::Part);
+            let Some(columns) = &self.columns else {
+                if !self.row.is_blank() {
                     let columns = Columns::named(&self.row).map_err(|problem| {
-                        let problem = format!("line {line}: {problem}");
+                        let problem = format!("{}: {problem}", self.lines);
                         io::Error::new(io::ErrorKind::InvalidData, problem)
                     })?;
                     self.columns = Some(columns);
+                    self.header = std::mem::take(&mut self.raw);
                 }
+                continue;
+            };
+            let cells = self.row.cells.len();
+            if self.row.is_blank() && (cells == 1 || cells == columns.len) {
+                continue;
             }
+            return Ok(Some(Entry {
+                lines: self.lines,
+                plant: columns.plant(&mut self.row, self.lines),
+                raw: std::mem::take(&mut self.raw),
+                part,
+            }));
         }
-        Ok(None)
     }
 
-    /// Reads a row; gives the line where it begins, or none at the end.
-    fn read_row(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<u64>> {
-        let begin = source.line();
-        let mut bytes = 0;
-        self.row.clear();
+    /// Reads a row to its end, or the next part of it if its text is kept.
+    fn read_row(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Progress> {
+        if !self.is_within {
+            self.row.clear();
+            self.raw.clear();
+            self.bytes = 0;
+        }
         loop {
+            let number = source.line();
             self.line.clear();
             let is_over = source.read_line(&mut self.line, self.bytes_max)?;
-            if self.columns.is_none() && bytes == 0 {
-                self.row.separator = separator_of(&self.line);
+            if self.bytes == 0 {
+                self.lines.first = number;
+                if self.columns.is_none() {
+                    self.row.separator = separator_of(&self.line);
+                }
+                if is_comment(&self.line) {
+                    if !is_over {
+                        source.skip_line(&mut self.line, self.bytes_max)?;
+                    }
+                    continue;
+                }
             }
             if self.line.is_empty() && is_over {
-                if bytes == 0 {
-                    return Ok(None);
+                if self.bytes == 0 {
+                    return Ok(Progress::End);
                 }
-                self.row.end();
-                return Ok(Some(begin));
+                self.row.end(self.quote_line);
+                return Ok(Progress::Row);
             }
-            bytes += self.line.len();
-            if bytes > self.bytes_max {
+            self.lines.last = number;
+            self.bytes += self.line.len();
+            if self.keeps_text {
+                self.raw.extend_from_slice(&self.line);
+            }
+            if self.bytes > self.bytes_max {
                 self.row
-                    .give_up(format!("longer than {} bytes", self.bytes_max));
+                    .give_up(too_long(self.bytes_max, &self.row, self.quote_line));
             }
-            if self.row.take(&self.line) {
-                return Ok(Some(begin));
+            let quotes = self.row.quotes;
+            let is_done = self.row.take(&self.line);
+            if self.row.quotes != quotes {
+                self.quote_line = number;
+            }
+            if is_done {
+                return Ok(Progress::Row);
+            }
+            if self.raw.len() > self.bytes_max && self.columns.is_some() {
+                return Ok(Progress::Part);
             }
         }
+    }
+}
+
+fn too_long(bytes_max: usize, row: &Row, quote_line: u64) -> String {
+    match row.at {
+        At::Quoted => format!(
+            "longer than {bytes_max} bytes; the quote opened in line {quote_line} may not be closed"
+        ),
+        _ => format!("longer than {bytes_max} bytes"),
     }
 }
 
@@ -153,17 +253,30 @@ impl Columns {
         Ok(Self { places, len })
     }
 
-    fn plant(&self, row: &mut Row) -> Result<NewPlant, String> {
-        if let Some(problem) = row.problem.take() {
-            return Err(problem);
+    fn plant(&self, row: &mut Row, lines: Lines) -> Result<NewPlant, Rejection> {
+        let malformed = |problem| Rejection {
+            problem,
+            lines: lines.last - lines.first + 1,
+        };
+        if let Some(problem) = &row.problem {
+            return Err(malformed(problem.clone()));
         }
-        if row.cells.iter().skip(self.len).any(|cell| !cell.is_none()) {
-            return Err(format!(
-                "{} cells, and the header has {}; quote a cell that holds a separator",
-                row.cells.len(),
-                self.len
-            ));
+        if row.cells.len() != self.len {
+            let hint = match row.cells.len() > self.len {
+                true => "quote a cell that holds a separator",
+                false => "a cell may be empty, but not left out",
+            };
+            let (cells, header) = (row.cells.len(), self.len);
+            let plural = if cells == 1 { "" } else { "s" };
+            return Err(malformed(format!(
+                "{cells} cell{plural}, and the header has {header}; {hint}"
+            )));
         }
+        self.read(row)
+            .map_err(|problem| Rejection { problem, lines: 1 })
+    }
+
+    fn read(&self, row: &mut Row) -> Result<NewPlant, String> {
         let mut text = |column: usize| {
             let place = self.places[column];
             let cell = place.and_then(|place| row.cells.get_mut(place));
@@ -198,6 +311,8 @@ struct Row {
     /// The last cell, while it is being read.
     cell: Cell,
     at: At,
+    /// How many cells began with a quote.
+    quotes: usize,
     problem: Option<String>,
 }
 
@@ -219,6 +334,7 @@ impl Row {
             cells: Vec::new(),
             cell: Cell::default(),
             at: At::CellStart,
+            quotes: 0,
             problem: None,
         }
     }
@@ -247,6 +363,7 @@ impl Row {
         for &byte in line {
             match (self.at, byte) {
                 (At::CellStart, b'"') => {
+                    self.quotes += 1;
                     self.cell.is_quoted = true;
                     self.at = At::Quoted;
                 }
@@ -257,7 +374,7 @@ impl Row {
                 }
                 (At::Quoted, _) => self.keep(byte),
                 (_, b'\n') => {
-                    self.end();
+                    self.end(0);
                     return true;
                 }
                 (_, byte) if byte == self.separator => self.end_cell(),
@@ -294,9 +411,12 @@ impl Row {
         self.at = At::CellStart;
     }
 
-    fn end(&mut self) {
+    fn end(&mut self, quote_line: u64) {
         if self.at == At::Quoted {
-            self.give_up("a quote is never closed".to_owned());
+            self.problem = None; // this says more than that it is too long
+            self.give_up(format!(
+                "the quote opened in line {quote_line} is never closed"
+            ));
         }
         if self.at == At::Plain && self.cell.text.ends_with(b"\r") {
             self.cell.text.pop();

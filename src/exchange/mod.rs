@@ -13,7 +13,8 @@ use clap::ValueEnum;
 use crate::exchange::source::Source;
 use crate::plant::Plant;
 
-pub use source::Entry;
+pub use csv::spreadsheet_safe;
+pub use source::{COMMENT, Entry, Lines, Part, Rejection};
 
 /// How plants are written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -67,15 +68,20 @@ enum Kind {
 }
 
 impl<R: BufRead> Reader<R> {
-    /// A plant of more bytes than that is not taken.
+    /// A plant of more bytes than that is rejected.
     pub fn new(input: R, format: Format, bytes_max: usize) -> Self {
+        Self::with_text(input, format, bytes_max, false)
+    }
+
+    /// The same. If it keeps the text, each entry has that of its line, or row.
+    pub fn with_text(input: R, format: Format, bytes_max: usize, keeps_text: bool) -> Self {
         // What the service has taken is never written longer than it was sent, but for an id that was sent as `1e18`.
         let bytes_max = bytes_max + 32;
         Self {
             source: Source::new(input),
             kind: match format {
-                Format::Ndjson => Kind::Ndjson(ndjson::Decoder::new(bytes_max)),
-                Format::Csv => Kind::Csv(csv::Decoder::new(bytes_max)),
+                Format::Ndjson => Kind::Ndjson(ndjson::Decoder::new(bytes_max, keeps_text)),
+                Format::Csv => Kind::Csv(csv::Decoder::new(bytes_max, keeps_text)),
             },
         }
     }
@@ -85,6 +91,14 @@ impl<R: BufRead> Reader<R> {
         match &mut self.kind {
             Kind::Ndjson(decoder) => decoder.next(&mut self.source),
             Kind::Csv(decoder) => decoder.next(&mut self.source),
+        }
+    }
+
+    /// The text before the first entry that belongs to each: the header, if it has been read and text is kept.
+    pub fn header(&self) -> &[u8] {
+        match &self.kind {
+            Kind::Ndjson(_) => &[],
+            Kind::Csv(decoder) => decoder.header(),
         }
     }
 

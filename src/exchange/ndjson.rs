@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use serde::Serialize;
 
-use crate::exchange::source::{Entry, Source};
+use crate::exchange::source::{Entry, Lines, Part, Rejection, Source, is_comment};
 use crate::plant::{NewPlant, Plant};
 
 #[derive(Serialize)]
@@ -29,45 +29,87 @@ pub fn write_plant(out: &mut impl Write, id: i64, plant: &Plant) -> io::Result<(
 /// Takes the lines apart.
 pub struct Decoder {
     bytes_max: usize,
+    keeps_text: bool,
     line: Vec<u8>,
+    /// Within a line that is too long, of which a part has been handed over.
+    is_within: bool,
 }
 
 impl Decoder {
     /// A line of more bytes than that is a problem.
-    pub fn new(bytes_max: usize) -> Self {
+    pub fn new(bytes_max: usize, keeps_text: bool) -> Self {
         Self {
             bytes_max,
+            keeps_text,
             line: Vec::new(),
+            is_within: false,
         }
     }
 
-    /// The next plant. Lines with nothing in them are passed over.
+    /// The next plant. Lines with nothing in them, and comments, are passed over.
     pub fn next(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<Entry>> {
         loop {
-            let line = source.line();
+            let number = source.line();
             self.line.clear();
-            let mut too_long = false;
-            while !source.read_line(&mut self.line, self.bytes_max)? {
-                too_long = true;
-                self.line.clear();
+            let is_over = source.read_line(&mut self.line, self.bytes_max)?;
+            if self.is_within {
+                self.is_within = !is_over;
+                let part = if is_over { Part::Last } else { Part::Next };
+                return Ok(Some(self.too_long(number, part)));
             }
-            let plant = if too_long {
-                Err(format!("longer than {} bytes", self.bytes_max))
-            } else if !self.line.trim_ascii().is_empty() {
-                // Each line is the first one to the decoder, so that says nothing.
-                NewPlant::from_json(self.line.strip_suffix(b"\n").unwrap_or(&self.line)).map_err(
-                    |invalid| {
-                        invalid
-                            .to_string()
-                            .replace(" at line 1 column", " at column")
-                    },
-                )
-            } else if self.line.is_empty() {
-                return Ok(None);
-            } else {
+            if is_comment(&self.line) {
+                if !is_over {
+                    source.skip_line(&mut self.line, self.bytes_max)?;
+                }
                 continue;
-            };
-            return Ok(Some(Entry { line, plant }));
+            }
+            if !is_over {
+                if self.keeps_text {
+                    self.is_within = true;
+                    return Ok(Some(self.too_long(number, Part::First)));
+                }
+                source.skip_line(&mut self.line, self.bytes_max)?;
+                return Ok(Some(self.too_long(number, Part::Whole)));
+            }
+            if self.line.is_empty() {
+                return Ok(None);
+            }
+            if self.line.trim_ascii().is_empty() {
+                continue;
+            }
+            // Each line is the first one to the decoder, so that says nothing.
+            let json = self.line.strip_suffix(b"\n").unwrap_or(&self.line);
+            let plant = NewPlant::from_json(json).map_err(|invalid| Rejection {
+                problem: invalid
+                    .to_string()
+                    .replace(" at line 1 column", " at column"),
+                lines: 1,
+            });
+            return Ok(Some(self.entry(number, plant, Part::Whole)));
+        }
+    }
+
+    fn too_long(&mut self, number: u64, part: Part) -> Entry {
+        let rejection = Rejection {
+            problem: format!("longer than {} bytes", self.bytes_max),
+            lines: 1,
+        };
+        self.entry(number, Err(rejection), part)
+    }
+
+    fn entry(&mut self, number: u64, plant: Result<NewPlant, Rejection>, part: Part) -> Entry {
+        let raw = match self.keeps_text {
+            true => std::mem::take(&mut self.line),
+            false => Vec::new(),
+        };
+        Entry {
+            lines: Lines {
+                first: number,
+                last: number,
+            },
+            plant,
+            raw,
+            part,
         }
     }
 }

@@ -1,16 +1,70 @@
 //! What is read, a line at a time, and never more of it in memory than was asked for.
 
+use std::fmt::{self, Display};
 use std::io::{self, BufRead, Read};
 
 use crate::plant::NewPlant;
 
-/// What a line says: a plant, or why it is none.
+/// A line, or a row: a plant, or why it is none.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it begins, counted from 1.
-    pub line: u64,
+    /// Where it is.
+    pub lines: Lines,
     /// What it is.
-    pub plant: Result<NewPlant, String>,
+    pub plant: Result<NewPlant, Rejection>,
+    /// Its text with its end, if the reader keeps that.
+    pub raw: Vec<u8>,
+    /// How much of its text that is.
+    pub part: Part,
+}
+
+/// Lines of a file, counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lines {
+    /// The first.
+    pub first: u64,
+    /// The last, which may be the first.
+    pub last: u64,
+}
+
+impl Display for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.first, self.last) {
+            (first, last) if first == last => write!(f, "line {first}"),
+            (first, last) => write!(f, "lines {first}-{last}"),
+        }
+    }
+}
+
+/// Why a line, or a row, is no plant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// In words.
+    pub problem: String,
+    /// How many lines that should have been plants are lost with it.
+    pub lines: u64,
+}
+
+/// The text of an entry that is longer than any plant may be is handed over in parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// Its beginning: the problem is known, but not where it ends.
+    First,
+    /// More of it.
+    Next,
+    /// The rest.
+    Last,
+}
+
+/// Begins a line that an import passes over: it says why the next line, or row, was rejected.
+pub const COMMENT: &str = "#plantstore: ";
+
+/// Whether a line is such a comment, also as a spreadsheet may have saved it.
+pub fn is_comment(line: &[u8]) -> bool {
+    let line = line.strip_prefix(b"\"").unwrap_or(line);
+    line.starts_with(COMMENT.as_bytes())
 }
 
 const BOM: &[u8] = b"\xef\xbb\xbf";
@@ -71,5 +125,15 @@ impl<R: BufRead> Source<R> {
         let is_over = into[start..].ends_with(b"\n");
         self.lines_read += u64::from(is_over);
         Ok(is_over || read < max)
+    }
+
+    /// Passes over the rest of a line of which a part has been read.
+    pub fn skip_line(&mut self, buffer: &mut Vec<u8>, max: usize) -> io::Result<()> {
+        loop {
+            buffer.clear();
+            if self.read_line(buffer, max)? {
+                return Ok(());
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{Entry, Format, Reader};
+use super::{COMMENT, Entry, Format, Reader, spreadsheet_safe};
 use crate::plant::{NewPlant, Plant};
 
 fn entries(format: Format, text: &[u8]) -> Vec<Entry> {
@@ -31,7 +31,7 @@ fn plant(id: i64, name: &str, tag: Option<&str>) -> NewPlant {
 
 /// What is wrong, and where.
 fn problems(entries: Vec<Entry>) -> Vec<(u64, String)> {
-    let problem = |entry: Entry| Some((entry.line, entry.plant.err()?));
+    let problem = |entry: Entry| Some((entry.lines.first, entry.plant.err()?.problem));
     entries.into_iter().filter_map(problem).collect()
 }
 
@@ -39,7 +39,7 @@ fn plants(entries: Vec<Entry>) -> Vec<NewPlant> {
     let plant = |entry: Entry| {
         entry
             .plant
-            .unwrap_or_else(|problem| panic!("{}: {problem}", entry.line))
+            .unwrap_or_else(|rejection| panic!("{}: {rejection:?}", entry.lines))
     };
     entries.into_iter().map(plant).collect()
 }
@@ -122,9 +122,9 @@ fn what_spreadsheets_do_to_a_table_is_understood() {
     for text in [
         "id,name,tag\n1000,Rose,\"a\r\nb\"\n2,x,\n",
         "\u{feff}id,name,tag\r\n1.0E3,Rose,\"a\r\nb\"\r\n2,x,\r\n",
-        "\u{feff}\"ID\";\"Name\";\"Tag\"\r\n1e3;Rose;\"a\r\nb\"\r\n2;x\r\n;;\r\n",
+        "\u{feff}\"ID\";\"Name\";\"Tag\"\r\n1e3;Rose;\"a\r\nb\"\r\n2;x;\r\n;;\r\n",
         "tag\tcolour\tname\tid\n\"a\r\nb\"\tred\tRose\t1000\n\n\tred\tx\t 2",
-        "id,name,tag\n\"1000\",\"Rose\",\"a\r\nb\"\n2,\"x\",,,\n,,\n\n",
+        "id,name,tag\n\"1000\",\"Rose\",\"a\r\nb\"\n2,\"x\",\n,,\n\n",
     ] {
         assert_eq!(plants(csv(text)), expected, "{text}");
     }
@@ -180,13 +180,17 @@ fn a_row_that_is_no_plant_is_told_with_its_line_and_the_rest_goes_on() {
                 "a cell goes on after its closing quote; write a quote within a cell twice"
             ),
             (11, "longer than 1032 bytes"),
-            (12, "longer than 1032 bytes"),
+            (
+                12,
+                "longer than 1032 bytes; the quote opened in line 12 may not be closed"
+            ),
             (14, "id: expected an integer, found text"),
-            (15, "a quote is never closed"),
+            (15, "the quote opened in line 15 is never closed"),
         ]
     );
     let invalid = csv(b"id,name\n1,\xff\n2,b\n");
-    assert_eq!(invalid[0].plant, Err("name: invalid UTF-8".to_owned()));
+    let rejection = invalid[0].plant.as_ref().expect_err("rejected");
+    assert_eq!(rejection.problem, "name: invalid UTF-8");
     assert_eq!(invalid[1].plant, Ok(plant(2, "b", None)));
     assert_eq!(invalid.len(), 2);
 }
@@ -203,7 +207,7 @@ fn a_line_that_is_no_plant_is_told_with_its_number_and_the_rest_goes_on() {
     );
     let last = found.last().expect("one");
     assert_eq!(
-        (last.line, &last.plant),
+        (last.lines.first, &last.plant),
         (8, &Ok(plant(1000, "Rose", None)))
     );
     assert_eq!(
@@ -245,5 +249,141 @@ fn what_is_no_text_or_has_no_header_is_told_at_once() {
         (b"id,name,ID\n", "line 1: the header has two columns `id`"),
     ] {
         assert_eq!(refusal(text), expected);
+    }
+}
+
+#[test]
+fn a_row_with_more_or_fewer_cells_than_the_header_is_rejected() {
+    for row in [
+        "1,a",
+        "1",
+        "1,a,b,",
+        "1,a,,",
+        "1,a,b,c",
+        ",,,",
+        ",",
+        "1,\"a,b\"",
+    ] {
+        let found = csv(format!("id,name,tag\n{row}\n2,b,\n"));
+        assert_eq!(found.len(), 2, "{row}");
+        let rejection = found[0].plant.as_ref().expect_err(row);
+        let cells = row.replace("\"a,b\"", "ab").split(',').count();
+        let plural = if cells == 1 { "" } else { "s" };
+        let expected = format!("{cells} cell{plural}, and the header has 3; ");
+        assert!(rejection.problem.starts_with(&expected), "{rejection:?}");
+        assert_eq!(found[1].plant, Ok(plant(2, "b", None)), "{row}");
+    }
+}
+
+#[test]
+fn a_stray_quote_is_told_with_all_the_lines_that_it_takes_in() {
+    let rejected = |text: &str| {
+        let mut all = csv(format!("id,name,tag\n1,a,\n{text}")).into_iter();
+        assert!(all.next().expect("a plant").plant.is_ok());
+        let told = |entry: Entry| {
+            let rejection = entry.plant.err()?;
+            Some(format!(
+                "{}: {} ({})",
+                entry.lines, rejection.problem, rejection.lines
+            ))
+        };
+        all.filter_map(told).collect::<Vec<_>>()
+    };
+    let goes_on = "a cell goes on after its closing quote; write a quote within a cell twice";
+    assert_eq!(
+        rejected("2,\"b,\n3,c,\n4,\"d\",\n5,e,\n"),
+        [format!("lines 3-5: {goes_on} (3)")]
+    );
+    assert_eq!(
+        rejected("2,b,\n3,\"c,\n4,d,\n5,e,\n"),
+        ["lines 4-6: the quote opened in line 4 is never closed (3)"]
+    );
+    assert_eq!(
+        rejected("2,\"b\nb\",\"c\n4,d,"),
+        ["lines 3-5: the quote opened in line 4 is never closed (3)"]
+    );
+    assert_eq!(
+        rejected("2,\"b,\n3,c,\"\n"),
+        ["lines 3-4: 2 cells, and the header has 3; a cell may be empty, but not left out (2)"]
+    );
+    let many = "3,cccccccccc,\n".repeat(200);
+    assert_eq!(
+        rejected(&format!("2,\"b,\n{many}4,\"d\",\n5,e,\n")),
+        ["lines 3-204: longer than 1032 bytes; the quote opened in line 3 may not be closed (202)"]
+    );
+    // A cell with lines of its own is one plant.
+    assert_eq!(
+        rejected("x,\"b\nb\",\n"),
+        ["lines 3-4: id: expected an integer, found text (1)"]
+    );
+}
+
+/// The header and the text of all entries, of which none is longer than a plant may be.
+fn texts(format: Format, text: &str) -> String {
+    let mut reader = Reader::with_text(text.as_bytes(), format, 100, true);
+    let mut all = Vec::new();
+    while let Some(entry) = reader.next_entry().expect("readable") {
+        if all.is_empty() {
+            all.extend_from_slice(reader.header());
+        }
+        assert!(entry.raw.len() <= 300, "{}", entry.raw.len());
+        all.extend(entry.raw);
+    }
+    String::from_utf8(all).expect("UTF-8")
+}
+
+#[test]
+fn the_text_of_an_entry_is_kept_to_the_byte() {
+    let many = "3,cccccccccc,\n".repeat(200);
+    for text in [
+        "id;name\r\n1;\"a\r\nb\"\r\nx;y\r\n2;c",
+        "\"id\",\"na\"\"me\",name\n1,a,b,c\n2,\"b,\n3,c,\n4,\"d\",\n5,e,f\n",
+        &format!("id,name,tag\n1,\"a\n{many}"),
+        &format!("id,name,tag\n1,\"a\n{many}\",x\n2,b,\n"),
+    ] {
+        assert_eq!(texts(Format::Csv, text), text);
+    }
+    let long = "x".repeat(1000);
+    for text in [
+        "{}\r\n[1,\n{\"id\":1}",
+        &format!("{{}}\n{long}\n{{}}\n"),
+        &long,
+    ] {
+        assert_eq!(texts(Format::Ndjson, text), text);
+    }
+}
+
+#[test]
+fn comments_on_rejected_rows_are_passed_over() {
+    let comment = format!("{COMMENT}line 5: {}", "x".repeat(3000));
+    let text = format!("{comment}\nid,name\n{comment}\n1,a\n\"{comment}\",\n2,b\n{comment}");
+    assert_eq!(
+        plants(csv(text)),
+        [plant(1, "a", None), plant(2, "b", None)]
+    );
+    let text = format!("{comment}\n{{\"id\":1,\"name\":\"a\"}}\n{comment}\n");
+    assert_eq!(plants(ndjson(text)), [plant(1, "a", None)]);
+    // Another line that begins like one is not.
+    assert_eq!(ndjson("# id\n").len(), 1);
+    assert_eq!(plants(csv("name,id\n#1,2\n")), [plant(2, "#1", None)]);
+}
+
+#[test]
+fn what_a_spreadsheet_would_evaluate_is_made_safe() {
+    for (text, expected) in [
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@a", "'@a"),
+        ("\ta", "'\ta"),
+        ("\ra", "'\ra"),
+        (" =1", "' =1"),
+        ("＝1", "'＝1"),
+        ("Fern", "Fern"),
+        ("a=1", "a=1"),
+        ("", ""),
+    ] {
+        let safe = spreadsheet_safe(&plant(1, text, Some(text)).plant);
+        assert_eq!(safe, plant(1, expected, Some(expected)).plant);
     }
 }

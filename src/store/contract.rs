@@ -35,6 +35,7 @@ impl FromStr for Location {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once(':') {
+            Some(("sqlite", "-")) => Err("expected a file: sqlite:PATH".to_owned()),
             Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
             Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(Box::new(text.parse()?))),
             _ => {

@@ -49,6 +49,15 @@ pub fn footprint(location: &Location) -> Option<Footprint> {
     }
 }
 
+/// Whether the location is the file of a backup, as far as its header says. It must not be open in this process: SQLite would
+/// lose its locks.
+pub fn is_backup(location: &Location) -> bool {
+    match location {
+        Location::Sqlite(path) => sqlite::is_backup(path),
+        Location::Postgres(_) => false,
+    }
+}
+
 impl Store {
     /// Opens a store that is there to look at it, beside servers or without any; or a backup, which is left as it is.
     pub fn open(location: &Location) -> Result<Self, OpenError> {
@@ -286,11 +295,12 @@ impl Store {
         }
     }
 
-    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
-    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+    /// Inserts tokens of another store. One that is there already, by its digest, stays as it is but for its state: it is
+    /// revoked if it is revoked in either store, and was last used when it was last used in either.
+    pub fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
         match self {
-            Self::Sqlite(store) => store.keep_tokens(tokens),
-            Self::Postgres(store) => store.keep_tokens(tokens),
+            Self::Sqlite(store) => store.merge_tokens(tokens),
+            Self::Postgres(store) => store.merge_tokens(tokens),
         }
     }
 

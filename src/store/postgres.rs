@@ -244,9 +244,9 @@ impl Postgres {
         self.block_on(async |link| link.keep_plants(plants).await)
     }
 
-    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
-    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        self.block_on(async |link| link.keep_tokens(tokens).await)
+    /// Inserts tokens of another store, and merges the state of those that are there already.
+    pub fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        self.block_on(async |link| link.merge_tokens(tokens).await)
     }
 
     /// Reads everything, and tells in words what none of us has stored.

@@ -19,6 +19,7 @@ mod tally;
 mod tokens;
 mod wal_check;
 
+use std::fs::{self, File};
 use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ pub use backup::BackupFile;
 pub use open::footprint;
 pub use restore::Restoration;
 
+use crate::fs::Content;
 use crate::plant::NewPlant;
 use crate::store::contract::{
     Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
@@ -389,9 +391,9 @@ impl Sqlite {
         moved
     }
 
-    /// Keeps tokens of another store as they are, and brings those up to date that it kept before.
-    pub fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        Ok(tokens::keep(write(&mut self.connection)?, tokens)?)
+    /// Inserts tokens of another store, and merges the state of those that are there already.
+    pub fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        Ok(tokens::merge(write(&mut self.connection)?, tokens)?)
     }
 
     /// Reads everything, and tells in words what is not as it was stored.
@@ -425,6 +427,13 @@ impl Sqlite {
 /// Begins a transaction that holds the write lock from the start, so that it cannot fail half-way for want of it.
 fn write(connection: &mut Connection) -> Result<Transaction<'_>, StoreError> {
     Ok(connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
+}
+
+/// Whether this is a backup, as far as its header says.
+pub fn is_backup(path: &Path) -> bool {
+    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
+    let content = File::open(path).and_then(|file| Content::of(&file));
+    is_file && content.is_ok_and(|content| content == Content::Backup)
 }
 
 /// What a plant is to the one that has its id already.

@@ -52,9 +52,20 @@ impl FromStr for Url {
                 );
             }
         };
-        let mut config: Config = format!("{address}?{}", rest.join("&"))
-            .parse()
-            .map_err(|error: tokio_postgres::Error| described(&error))?;
+        // Taken for the end of the user's part too early, these would make the rest of a password the name of a host or of
+        // a database, and names are shown.
+        let after_scheme = address.split_once("://").map_or("", |(_, rest)| rest);
+        let before_host = after_scheme.rsplit_once('@').map_or("", |(user, _)| user);
+        if before_host.contains(['@', '/']) {
+            return Err("write `@` and `/` in a user name or a password as %40 and %2F".to_owned());
+        }
+        let mut config: Config = format!("{address}?{}", rest.join("&")).parse().map_err(
+            |error: tokio_postgres::Error| match query.contains('@') {
+                // Nor is the rest of a password an option that could be named.
+                true => "write `?` in a user name or a password as %3F".to_owned(),
+                false => described(&error),
+            },
+        )?;
         if config.get_hosts().is_empty() {
             return Err("expected a host, such as postgres://user@host/database".to_owned());
         }

@@ -269,6 +269,83 @@ fn what_is_no_sound_backup_is_not_restored() {
 }
 
 #[test]
+fn a_backup_is_a_file_and_not_a_stream() {
+    let server = Server::start();
+    let place = server.directory();
+    for command in ["backup", "restore", "check"] {
+        let output = run(place, &[command, "-"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("must be a file"), "{said}");
+        assert!(said.contains("plantstore export"), "{said}");
+    }
+    let output = run(place, &["check", "--store", "sqlite:-"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(!files(place).contains(&"-".to_owned()));
+}
+
+#[test]
+fn the_advice_on_a_damaged_backup_is_another_backup() {
+    let directory = directory();
+    let place = directory.path();
+    let mut server = Server::start_in(place, &[]);
+    server.add_ok(PLANT);
+    run_ok(place, &["backup", "plants.backup"]);
+    assert!(server.terminate().success());
+    let backup = fs::read(place.join("plants.backup")).expect("a file");
+    let store = fs::read(place.join("plantstore.db")).expect("a file");
+    let at = |bytes: &[u8]| bytes.windows(8).position(|part| part == b"Monstera");
+    let flipped = |bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        let at = at(&bytes).expect("a plant");
+        bytes[at] ^= 1;
+        bytes
+    };
+    // Page 1 begins with the header, and then lists the tables.
+    let wiped = |bytes: &[u8], range: std::ops::Range<usize>| {
+        let mut bytes = bytes.to_vec();
+        bytes[range].fill(0xff);
+        bytes
+    };
+    let check = |file: &str, bytes: &[u8]| {
+        fs::write(place.join(file), bytes).expect("a file");
+        sentence(&run(place, &["check", file]))
+    };
+    for damaged in [
+        flipped(&backup),
+        backup[..backup.len() - 4096].to_vec(),
+        wiped(&backup, 100..200),
+        wiped(&backup, 0..16),
+    ] {
+        let said = check("plants.backup", &damaged);
+        assert!(!said.contains("restore a backup"), "{said}");
+        assert!(said.contains("plants.backup"), "{said}");
+        assert!(said.contains("damaged"), "{said}");
+        assert!(said.contains("do not rely on"), "{said}");
+        assert!(said.contains("`plantstore backup`"), "{said}");
+        let store = ["--force", "--store", "sqlite:other.db"];
+        let restore = [&["restore", "plants.backup"], &store[..]].concat();
+        let said = String::from_utf8(run(place, &restore).stderr).expect("UTF-8");
+        assert!(!said.contains("restore a backup"), "{said}");
+        assert!(!said.contains("partial"), "{said}");
+        assert!(!place.join("other.db").exists(), "{said}");
+    }
+    for damaged in [flipped(&store), wiped(&store, 100..200)] {
+        let said = check("plantstore.db", &damaged);
+        assert!(said.contains("restore a backup"), "{said}");
+    }
+    fs::write(place.join("letter.txt"), "Dear gardener").expect("a file");
+    let said = refusal(place, &["check", "letter.txt"]);
+    assert!(
+        said.contains("letter.txt is not a store or a backup"),
+        "{said}"
+    );
+    assert!(!said.contains("--store"), "{said}");
+    let said = refusal(place, &["check", "missing.backup"]);
+    assert!(said.contains("there is no file missing.backup"), "{said}");
+}
+
+#[test]
 fn a_damaged_store_gives_no_backup() {
     let directory = directory();
     let place = directory.path();

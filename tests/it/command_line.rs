@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Output;
 
 use crate::harness::{Server, directory, plantstore, run, run_ok};
@@ -212,25 +213,166 @@ fn the_help_does_not_show_what_is_in_a_variable() {
     assert!(!help.contains("secret"), "{help}");
 }
 
+/// Runs a command that must fail without a word of the secret.
+fn keeps_secret(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = plantstore(directory);
+    command.args(arguments).envs(variables.iter().copied());
+    let output = command.output().expect("it runs");
+    let said = [&output.stdout[..], &output.stderr].concat();
+    let said = String::from_utf8(said).expect("UTF-8");
+    assert!(
+        matches!(output.status.code(), Some(1 | 2)),
+        "{arguments:?}: {said}"
+    );
+    for secret in ["secret", "s3cr", "cr3t"] {
+        assert!(
+            !said.contains(secret),
+            "{arguments:?} {variables:?}: {said}"
+        );
+    }
+    said
+}
+
+const URLS_WITH_SECRETS: [&str; 24] = [
+    "postgres://u:secret@127.0.0.1:1/d",
+    "postgresql://u:secret@127.0.0.1:1,127.0.0.1:2/d?sslmode=disable",
+    "postgres://u:secret@h:port/d",
+    "postgres://:secret@127.0.0.1:1/d",
+    "postgres://u:s3cr%40cr3t@127.0.0.1:1/d",
+    "postgres://u:s3cr@cr3t@127.0.0.1:1/d",
+    "postgres://u:s3cr/cr3t@127.0.0.1:1/d",
+    "postgres://u:s3cr:cr3t@127.0.0.1:1/d",
+    "postgres://u:s3cr?cr3t@127.0.0.1:1/d",
+    "postgres://u:s3cr?cr3t=1@127.0.0.1:1/d",
+    "postgres://u:s3cr#cr3t@127.0.0.1:1/d",
+    "postgres://u:s3cr cr3t@127.0.0.1:1/d",
+    "postgres://u:s3cr'cr3t\"secret@127.0.0.1:1/d",
+    "postgres://u:secret",
+    "postgres://u:secret/d",
+    "postgres://u@127.0.0.1:1/d?password=secret",
+    "postgres://u@127.0.0.1:1/d?sslmode=nope&password=secret&x=1",
+    "postgres://127.0.0.1:1/d?user=u&PASSWORD=secret",
+    "postgres:u:secret@127.0.0.1/d",
+    "u:secret@127.0.0.1/d",
+    "mysql://u:secret@h/d",
+    "host=127.0.0.1 port=1 user=u password=secret dbname=d",
+    "host=127.0.0.1 password = 's3cr cr3t' dbname=d",
+    "password='s3cr \\' cr3t'",
+];
+
 #[test]
-fn an_address_that_cannot_be_understood_is_not_repeated_with_its_password() {
+fn no_error_repeats_a_password() {
     let directory = directory();
-    let bad = "postgres://u:secret@h:port/d";
-    fs::write(
-        directory.path().join("bad.toml"),
-        format!("store = \"{bad}\""),
-    )
-    .expect("a file");
-    for arguments in [
-        ["serve", "--store", bad],
-        ["copy", "--to", bad],
-        ["serve", "--config", "bad.toml"],
+    let place = directory.path();
+    for url in URLS_WITH_SECRETS {
+        let with = |flag: &str| format!("{flag}={url}");
+        for arguments in [
+            &["serve", url][..],
+            &["serve", "--listen", url],
+            &["serve", &with("--listen")],
+            &["serve", "--ops-listen", url],
+            &["serve", "--log-level", url],
+            &["serve", &with("--storee")],
+            &["serve", "--storee", url],
+            &["token", "list", &with("--store")],
+            &["token", "create", url],
+            &["token", "revoke", url, "--store", "sqlite:missing.db"],
+            &[url],
+            &["import", url],
+            &["import", "-", "--token", url],
+            &["export", url, "--store", "sqlite:missing.db"],
+            &["backup", url, "--store", "sqlite:missing.db"],
+            &["restore", url, "--store", "sqlite:missing.db"],
+            &["check", url],
+            &["copy", "--to", url],
+            &["copy", url],
+            &["get", url],
+            &["list", "--since", url],
+            &["completions", url],
+            &["--config", url, "serve"],
+        ] {
+            keeps_secret(place, arguments, &[]);
+        }
+        for variable in [
+            "PLANTSTORE_STORE",
+            "PLANTSTORE_LISTEN",
+            "PLANTSTORE_LOG_LEVEL",
+            "PLANTSTORE_CONFIG",
+        ] {
+            let serve = ["serve", "--max-connections", "0"];
+            keeps_secret(place, &serve, &[(variable, url)]);
+            if variable != "PLANTSTORE_STORE" {
+                keeps_secret(place, &["serve"], &[(variable, url)]);
+            }
+        }
+        for setting in ["listen", "log_level", "max_queue", "unknown"] {
+            let line = format!("{setting} = {url:?}\n");
+            fs::write(place.join("a.toml"), line).expect("a file");
+            keeps_secret(place, &["serve", "--config", "a.toml"], &[]);
+        }
+    }
+    fs::write(place.join("a.toml"), "store = \"postgres://u:secret@h:p/d").expect("a file");
+    keeps_secret(place, &["serve", "--config", "a.toml"], &[]);
+}
+
+#[test]
+fn what_is_not_secret_is_told_in_an_error() {
+    let directory = directory();
+    run_ok(directory.path(), &["token", "create", "ci"]);
+    let url = "postgres://u:secret@127.0.0.1:1/d";
+    for (arguments, expected) in [
+        (&["serve", url][..], "'postgres://u:…@127.0.0.1:1/d'"),
+        (&["serve", "--listen", url], "for '--listen <ADDRESS>'"),
+        (&["import", url], "postgres://u:…@127.0.0.1:1/d"),
+        (
+            &["serve", "http://127.0.0.1:80/a:b"],
+            "'http://127.0.0.1:80/a:b'",
+        ),
+        (&["serve", "http://[::1]:80/a"], "'http://[::1]:80/a'"),
+        (&["serve", "--listen", "localhost:80"], "'localhost:80'"),
+        (&["serve", "someone@example.org"], "'someone@example.org'"),
+        (&["import", "a@b:c.csv"], "a@b:c.csv"),
+        (
+            &["token", "list", "--store", "sqlite:a@b/c:d@e.db"],
+            "no store at a@b/c:d@e.db;",
+        ),
+        (&["token", "revoke", "plant_watering"], "plant_watering"),
     ] {
-        let output = run(directory.path(), &arguments);
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = String::from_utf8(output.stderr).expect("UTF-8");
-        assert!(said.contains("<URL>"), "{said}");
-        assert!(!said.contains("secret"), "{said}");
+        let said = keeps_secret(directory.path(), arguments, &[]);
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn no_error_repeats_a_token() {
+    let directory = directory();
+    let place = directory.path();
+    let token = run_ok(place, &["token", "create", "ci"]);
+    let token = token.trim();
+    let (cut, longer) = (&token[..30], format!("{token}x"));
+    for token in [token, cut, &longer] {
+        let with = |flag: &str| format!("{flag}={token}");
+        for arguments in [
+            &["token", "revoke", token][..],
+            &["token", "create", token, "--expires-in", "soon"],
+            &["token", "create", "--expires-in", token, "x"],
+            &["token", "list", token],
+            &["token", "list", &with("--store")],
+            &["token", token],
+            &["serve", token],
+            &["serve", "--listen", token],
+            &["serve", &with("--token")],
+            &["import", token],
+            &["import", "missing.csv", "--token", token],
+            &["get", token],
+            &["check", token],
+            &[token],
+        ] {
+            let output = run(place, arguments);
+            let said = stderr(&output);
+            assert!(!output.status.success(), "{arguments:?}");
+            assert!(!said.contains(&token[6..26]), "{arguments:?}: {said}");
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod catalogue;
 mod clock;
 mod command_line;
 mod contract;
+mod copying;
 mod damage;
 mod defects;
 mod docs_page;

@@ -131,6 +131,238 @@ plantstore: 3 plants not stored; correct them and run this again\n"
 }
 
 #[test]
+fn a_shifted_row_is_not_stored_as_another_plant() {
+    let directory = directory();
+    let file = "id,stock,name,tag,price\n\
+                100,5,Fern,,9.99,\n\
+                101,5,Ivy,,9.99\n\
+                102,5,Rose,\n";
+    let output = import(directory.path(), "a.csv", file, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        text(&output.stdout),
+        "added 1, already there 0, taken 0, invalid 2\n"
+    );
+    assert_eq!(
+        text(&output.stderr),
+        "line 2: 6 cells, and the header has 5; quote a cell that holds a separator
+line 4: 4 cells, and the header has 5; a cell may be empty, but not left out
+plantstore: 2 plants not stored; correct them and run this again\n"
+    );
+    assert_eq!(plants(directory.path()), [(101, "Ivy".to_owned(), None)]);
+}
+
+/// Lines 3 to 7 are one row because of the quote in line 3.
+const STRAY_QUOTE: &str = "id,name,tag
+1,Rose,
+2,\"Tulip,
+3,Lily,
+4,Iris,
+5,Aster,
+6,\"Fern\",shade
+7,Ivy,
+";
+
+#[test]
+fn a_stray_quote_is_told_with_the_lines_that_it_takes_in() {
+    let directory = directory();
+    let output = import(directory.path(), "a.csv", STRAY_QUOTE, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        text(&output.stdout),
+        "added 2, already there 0, taken 0, invalid 5\n"
+    );
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("lines 3-7: a cell goes on after"),
+        "{said}"
+    );
+    assert!(said.contains("5 plants not stored"), "{said}");
+
+    let open = STRAY_QUOTE.replace("\"Fern\"", "Fern");
+    let output = import(directory.path(), "a.csv", open, &[]);
+    assert_eq!(
+        text(&output.stdout),
+        "added 0, already there 1, taken 0, invalid 6\n"
+    );
+    let said = text(&output.stderr);
+    let expected = "lines 3-8: the quote opened in line 3 is never closed\n";
+    assert!(said.starts_with(expected), "{said}");
+}
+
+#[test]
+fn rejected_rows_can_be_corrected_and_imported() {
+    let invalid = "{\"id\":1,\"name\":\"Rose\"}\n{\"id\":2}\n{\"id\":3,\"name\":\"Li\n\n{\"id\":1,\"name\":\"Ivy\"}";
+    for (name, content, corrections, added) in [
+        (
+            "a.csv",
+            FAULTY,
+            &[
+                ("\n,Tulip", "\n4,Tulip"),
+                ("\n1,Car", "\n5,Car"),
+                ("\nx,", "\n6,y"),
+            ][..],
+            3,
+        ),
+        ("quote.csv", STRAY_QUOTE, &[("\"Tulip", "Tulip")], 5),
+        (
+            "a.ndjson",
+            invalid,
+            &[
+                ("2}", "2,\"name\":\"Tulip\"}"),
+                ("Li", "Lily\"}"),
+                ("{\"id\":1", "{\"id\":5"),
+            ],
+            3,
+        ),
+    ] {
+        let directory = directory();
+        let place = directory.path();
+        let rejects = format!("rejects-{name}");
+        let output = import(place, name, content, &["--rejects", &rejects]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = text(&output.stderr);
+        let expected =
+            format!("not stored; correct {rejects} and run `plantstore import {rejects}`\n");
+        assert!(said.ends_with(&expected), "{said}");
+        let path = place.join(&rejects);
+        assert_eq!(
+            fs::metadata(&path).expect("a file").permissions().mode() & 0o777,
+            0o600
+        );
+        let mut rejected = fs::read_to_string(&path).expect("a file");
+        let told = said.lines().filter(|line| line.starts_with("line")).count();
+        let reasons = rejected
+            .lines()
+            .filter(|line| line.starts_with("#plantstore: line"));
+        assert_eq!(reasons.count(), told, "{rejected}");
+
+        // As they are, the same rows are rejected for the same reasons.
+        let stored = plants(place);
+        let again = run(place, &["import", &rejects]);
+        assert_eq!(again.status.code(), Some(1), "{again:?}");
+        assert!(
+            text(&again.stdout).starts_with("added 0, already there 0, "),
+            "{again:?}"
+        );
+        assert_eq!(plants(place), stored);
+
+        for (wrong, right) in corrections {
+            assert_eq!(rejected.matches(wrong).count(), 1, "{wrong}: {rejected}");
+            rejected = rejected.replace(wrong, right);
+        }
+        let corrected = import_ok(place, &rejects, rejected);
+        assert_eq!(
+            corrected,
+            format!("added {added}, already there 0, taken 0, invalid 0\n")
+        );
+        let left: Vec<_> = crate::saving::files(place);
+        assert!(!left.iter().any(|name| name.ends_with(".part")), "{left:?}");
+    }
+}
+
+#[test]
+fn rejected_rows_are_complete_however_long_they_are() {
+    let directory = directory();
+    let place = directory.path();
+    let mut all = String::from("id,name,tag\n1,\"Rose,\n");
+    for id in 2..5000 {
+        let _ = writeln!(all, "{id},plant {id},");
+    }
+    let flags = [
+        "--rejects",
+        "r.txt",
+        "--max-body-bytes",
+        "2000",
+        "--format",
+        "csv",
+    ];
+    let output = import(place, "a.csv", &all, &flags);
+    assert_eq!(
+        text(&output.stdout),
+        "added 0, already there 0, taken 0, invalid 4999\n"
+    );
+    let said = text(&output.stderr);
+    assert!(
+        said.starts_with("lines 2-5000: the quote opened in line 2"),
+        "{said}"
+    );
+    assert!(
+        said.ends_with("`plantstore import --format csv r.txt`\n"),
+        "{said}"
+    );
+    let rejected = fs::read_to_string(place.join("r.txt")).expect("a file");
+    let corrected = rejected.replace('"', "");
+    let output = import(place, "r.txt", corrected, &["--format", "csv"]);
+    assert_eq!(
+        text(&output.stdout),
+        "added 4999, already there 0, taken 0, invalid 0\n"
+    );
+}
+
+#[test]
+fn a_file_for_rejected_rows_is_new_or_not_there() {
+    let directory = directory();
+    let place = directory.path();
+    fs::write(place.join("there.csv"), "as it was").expect("a file");
+    std::os::unix::fs::symlink("nowhere", place.join("link.csv")).expect("a link");
+    for (rejects, code, expected) in [
+        ("there.csv", 1, "there.csv exists already"),
+        ("a.csv", 1, "a.csv exists already"),
+        ("link.csv", 1, "link.csv exists already"),
+        (".", 1, ". exists already"),
+        ("nowhere/r.csv", 1, "cannot write nowhere/r.csv"),
+        ("-", 2, "expected a file"),
+    ] {
+        let output = import(place, "a.csv", FAULTY, &["--rejects", rejects]);
+        assert_eq!(output.status.code(), Some(code), "{rejects}: {output:?}");
+        assert!(text(&output.stderr).contains(expected), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+    }
+    assert_eq!(
+        fs::read_to_string(place.join("there.csv")).expect("a file"),
+        "as it was"
+    );
+    let flags = ["--rejects", "r.csv", "--strict"];
+    let output = import(place, "a.csv", FAULTY, &flags);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    if !postgres::is_under_test() {
+        assert!(!place.join("plantstore.db").exists());
+    }
+
+    // Without any there is none.
+    let good = "id,name\n1,Rose\n";
+    assert!(
+        import(place, "good.csv", good, &["--rejects", "r.csv"])
+            .status
+            .success()
+    );
+    assert!(!place.join("r.csv").exists());
+    // A dry run tells what would be rejected.
+    let output = import(place, "a.csv", FAULTY, &["--rejects", "r.csv", "--dry-run"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(place.join("r.csv").exists());
+    assert_eq!(plants(place).len(), 1);
+}
+
+#[test]
+fn an_export_for_spreadsheets_has_no_formulas() {
+    let directory = directory();
+    let place = directory.path();
+    let formulas = "{\"id\":-1,\"name\":\"=HYPERLINK(\\\"http://x\\\")\",\"tag\":\"@a\"}\n{\"id\":2,\"name\":\"Fern\"}\n";
+    import_ok(place, "a.ndjson", formulas);
+    let export = |flags: &[&str]| run_ok(place, &[&["export", "--format", "csv"], flags].concat());
+    let exact = "id,name,tag\n-1,\"=HYPERLINK(\"\"http://x\"\")\",@a\n2,Fern,\n";
+    assert_eq!(export(&[]), exact);
+    let safe = exact.replace("\"=", "\"'=").replace("@a", "'@a");
+    assert_eq!(export(&["--spreadsheet-safe"]), safe);
+    let output = run(place, &["export", "--spreadsheet-safe"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("--format csv"), "{output:?}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
 fn a_strict_import_stores_what_stands_before_the_first_problem() {
     for (file, stored, problem) in [
         (FAULTY.to_owned(), 1, "line 3: id: missing"),
@@ -232,6 +464,27 @@ fn imported_plants_know_a_token_that_opens_nothing() {
     let output = import(here, "a.ndjson", "", &["--token", &secret]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("the name of a token"));
+}
+
+#[test]
+fn the_token_of_an_import_is_revoked_at_every_moment() {
+    let mut killed_with_token = 0;
+    for moment in 1.. {
+        let directory = directory();
+        fs::write(directory.path().join("a.ndjson"), many(0..3)).expect("a file");
+        let store = ["--store", "sqlite:plantstore.db"];
+        run_ok(directory.path(), &[&["migrate"], &store[..]].concat());
+        let kill = format!("inject=fdatasync:signal=KILL:when={moment}");
+        let output = import_under_strace(directory.path(), &["-e", "trace=fdatasync", "-e", &kill]);
+        let list = [&["token", "list", "--json"], &store[..]].concat();
+        let listed = run_ok(directory.path(), &list);
+        assert!(!listed.contains("active"), "killed at {moment}: {listed}");
+        if output.status.success() {
+            break;
+        }
+        killed_with_token += listed.lines().count();
+    }
+    assert!(killed_with_token > 0);
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Tokens from the command line, beside a running server.
 
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -7,7 +10,7 @@ use plantstore::token::Token;
 use serde_json::Value;
 
 use crate::harness::{
-    Server, added_within_a_minute, copy_tokens, directory, run, run_ok, wait_until,
+    Server, added_within_a_minute, copy_tokens, directory, plantstore, run, run_ok, wait_until,
 };
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
@@ -192,12 +195,102 @@ fn a_token_is_nowhere_but_with_its_owner() {
     server.kill();
     let secret = &token[6..41];
     assert!(!server.everything_logged().contains(secret));
-    for file in std::fs::read_dir(server.directory()).expect("a directory") {
+    for file in fs::read_dir(server.directory()).expect("a directory") {
         let path = file.expect("a file").path();
-        let bytes = std::fs::read(&path).expect("a file");
+        let bytes = fs::read(&path).expect("a file");
         let found = bytes
             .windows(secret.len())
             .any(|window| window == secret.as_bytes());
         assert!(!found, "{}", path.display());
+    }
+}
+
+/// Runs `token create` with this standard output, which must fail and leave nothing behind.
+fn creates_nothing(directory: &Path, what: &str, mut command: Command) {
+    command.stderr(Stdio::piped());
+    let child = command.spawn().expect("it starts");
+    drop(command); // and with it the standard output
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{what}: {said}");
+    assert!(said.contains("no token was created"), "{what}: {said}");
+    assert!(!said.contains("plant_"), "{what}: {said}");
+    let listed = run_ok(directory, &["token", "list", "--json"]);
+    assert!(!listed.contains("ci"), "{what}: {listed}");
+}
+
+#[test]
+fn a_token_that_cannot_be_printed_is_not_created_and_its_name_stays_free() {
+    let directory = directory();
+    let place = directory.path();
+    run_ok(place, &["token", "create", "other"]);
+    let create = |stdout: Stdio| {
+        let mut command = plantstore(place);
+        command.args(["token", "create", "ci"]).stdout(stdout);
+        command
+    };
+    let full = fs::OpenOptions::new().write(true).open("/dev/full");
+    creates_nothing(
+        place,
+        "a full device",
+        create(full.expect("/dev/full").into()),
+    );
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    creates_nothing(place, "a closed pipe", create(writer.into()));
+    let plain = plantstore(place);
+    let mut closed = Command::new("sh");
+    closed
+        .args(["-c", r#""$0" token create ci >&-"#])
+        .arg(plain.get_program())
+        .current_dir(place);
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => closed.env(name, value),
+            None => closed.env_remove(name),
+        };
+    }
+    creates_nothing(place, "a closed standard output", closed);
+
+    let token = run_ok(place, &["token", "create", "ci"]);
+    let server = Server::start_in(place, &[]);
+    assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
+}
+
+#[test]
+fn a_token_whose_creation_is_killed_after_printing_does_not_exist() {
+    let directory = directory();
+    let place = directory.path();
+    let store = ["--store", "sqlite:plantstore.db"];
+    run_ok(place, &[&["token", "create", "other"], &store[..]].concat());
+    let kill = ["-e", "trace=write", "-e", "inject=write:signal=KILL:when=1"];
+    let output = Command::new("strace")
+        .args(["-f", "-qq", "-o", "strace.out"])
+        .args(kill)
+        .arg(plantstore(place).get_program())
+        .args(["token", "create", "ci"])
+        .args(store)
+        .current_dir(place)
+        .output()
+        .expect("strace runs");
+    assert!(!output.status.success(), "{output:?}");
+    let trace = fs::read_to_string(place.join("strace.out")).expect("a trace");
+    assert!(trace.contains("write(1, \"plant_"), "{trace}");
+    let listed = run_ok(place, &[&["token", "list", "--json"], &store[..]].concat());
+    assert!(!listed.contains("ci"), "{listed}");
+}
+
+#[test]
+fn a_token_is_not_taken_for_a_name_nor_repeated() {
+    let directory = directory();
+    let secret = run_ok(directory.path(), &["token", "create", "ci"]);
+    let secret = secret.trim();
+    for command in ["create", "revoke"] {
+        let output = run(directory.path(), &["token", command, secret]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("is a token itself"), "{said}");
+        assert!(!said.contains(&secret[..20]), "{said}");
+        assert!(output.stdout.is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, BufRead};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use crate::exchange::Reader;
+use crate::exchange::{Lines, Part, Reader, Rejection};
 use crate::store::{Addition, TokenId};
 
 /// About the most bytes in one transaction.
@@ -18,32 +18,39 @@ const AHEAD: usize = 2;
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) additions: Vec<Addition>,
-    /// Where each of them stands.
-    pub(super) lines: Vec<u64>,
+    /// Where each of them is, and its text if that is kept.
+    pub(super) rows: Vec<(Lines, Vec<u8>)>,
     /// What is no plant, where, and why.
-    pub(super) problems: Vec<(u64, String)>,
+    pub(super) problems: Vec<Problem>,
+    /// What belongs before the text of any row: the header of a CSV file.
+    pub(super) header: Vec<u8>,
     /// How much has been read with it.
     pub(super) bytes_read: u64,
+}
+
+/// A row that is not stored.
+pub(super) struct Problem {
+    pub(super) lines: Lines,
+    pub(super) rejection: Rejection,
+    /// Its text, if that is kept.
+    pub(super) raw: Vec<u8>,
+    pub(super) part: Part,
 }
 
 impl Batch {
     /// Where it begins.
     pub(super) fn line(&self) -> u64 {
-        let problems = self.problems.iter().map(|(line, _)| *line);
-        self.lines
-            .iter()
-            .copied()
-            .chain(problems)
-            .min()
-            .unwrap_or(1)
+        let problems = self.problems.iter().map(|problem| problem.lines);
+        let rows = self.rows.iter().map(|(lines, _)| *lines);
+        rows.chain(problems).min().map_or(1, |lines| lines.first)
     }
 
     /// Leaves out all that stands after this plant.
     pub(super) fn cut_after(&mut self, last: usize) {
-        let line = self.lines[last];
+        let (lines, _) = self.rows[last];
         self.additions.truncate(last + 1);
-        self.lines.truncate(last + 1);
-        self.problems.retain(|(problem, _)| *problem < line);
+        self.rows.truncate(last + 1);
+        self.problems.retain(|problem| problem.lines < lines);
     }
 
     fn len(&self) -> usize {
@@ -92,9 +99,17 @@ fn read(
         match entry.plant {
             Ok(plant) => {
                 batch.additions.push(Addition { plant, token });
-                batch.lines.push(entry.line);
+                batch.rows.push((entry.lines, entry.raw));
             }
-            Err(problem) => batch.problems.push((entry.line, problem)),
+            Err(rejection) => batch.problems.push(Problem {
+                lines: entry.lines,
+                rejection,
+                raw: entry.raw,
+                part: entry.part,
+            }),
+        }
+        if batch.header.is_empty() {
+            batch.header = reader.header().to_vec();
         }
         batch.bytes_read = reader.bytes_read();
         if stop_at_problem && !batch.problems.is_empty() {

@@ -1,9 +1,12 @@
 //! What became of the plants: counted, and told with the number of the line where something is to be done.
 
 use std::fmt::Write;
+use std::io;
 
-use crate::cli::import::batches::Batch;
+use crate::cli::import::batches::{Batch, Problem};
+use crate::cli::import::rejects::Rejects;
 use crate::cli::progress::Progress;
+use crate::exchange::{Part, Rejection};
 use crate::store::Outcome;
 
 /// After so many problems the rest is only counted.
@@ -16,7 +19,9 @@ pub(super) struct Tally {
     already_there: u64,
     taken: u64,
     damaged: u64,
+    /// In lines: a row of a wrong form may have taken in others.
     invalid: u64,
+    problems: u64,
 }
 
 impl Tally {
@@ -27,12 +32,19 @@ impl Tally {
         }
     }
 
-    /// Counts a batch, and tells what is wrong with it.
-    pub(super) fn take(&mut self, batch: Batch, outcomes: &[Outcome], progress: &Progress) {
+    /// Counts a batch, reports its problems, and writes the rejected rows.
+    pub(super) fn take(
+        &mut self,
+        batch: Batch,
+        outcomes: &[Outcome],
+        progress: &Progress,
+        rejects: Option<&mut Rejects>,
+    ) -> io::Result<()> {
         let mut problems = batch.problems;
-        let told_before = self.refused();
-        self.invalid += problems.len() as u64;
-        for (line, outcome) in batch.lines.iter().zip(outcomes) {
+        for problem in problems.iter().filter(|problem| is_end(problem)) {
+            self.invalid += problem.rejection.lines;
+        }
+        for ((lines, raw), outcome) in batch.rows.into_iter().zip(outcomes) {
             let problem = match outcome {
                 Outcome::Added => {
                     self.added += 1;
@@ -51,18 +63,35 @@ impl Tally {
                     "id: belongs to a plant that is damaged; run `plantstore check`"
                 }
             };
-            problems.push((*line, problem.to_owned()));
+            problems.push(Problem {
+                lines,
+                rejection: Rejection {
+                    problem: problem.to_owned(),
+                    lines: 1,
+                },
+                raw,
+                part: Part::Whole,
+            });
         }
-        problems.sort_unstable();
-        let left = TOLD_MAX.saturating_sub(told_before);
-        for (line, problem) in problems.iter().take(usize::try_from(left).unwrap_or(0)) {
-            progress.say(&format!("line {line}: {problem}"));
+        // The parts of a row stay in their order.
+        problems.sort_by_key(|problem| problem.lines.first);
+        for problem in problems.iter().filter(|problem| is_end(problem)) {
+            self.problems += 1;
+            if self.problems <= TOLD_MAX {
+                progress.say(&format!("{}: {}", problem.lines, problem.rejection.problem));
+            }
+        }
+        match rejects {
+            Some(rejects) => problems
+                .iter()
+                .try_for_each(|problem| rejects.write(&batch.header, problem)),
+            None => Ok(()),
         }
     }
 
     /// Says how many problems have not been told.
     pub(super) fn tell_rest(&self, progress: &Progress) {
-        if let rest @ 1.. = self.refused().saturating_sub(TOLD_MAX) {
+        if let rest @ 1.. = self.problems.saturating_sub(TOLD_MAX) {
             progress.say(&format!("and {rest} more problems"));
         }
     }
@@ -97,4 +126,9 @@ impl Tally {
         text.push('\n');
         text
     }
+}
+
+/// Whether all of it has been read, so that it is known where it ends.
+fn is_end(problem: &Problem) -> bool {
+    matches!(problem.part, Part::Whole | Part::Last)
 }

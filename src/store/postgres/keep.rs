@@ -34,18 +34,21 @@ impl Link {
         kept.await.map(drop)
     }
 
-    /// Keeps tokens as they are, and brings those up to date that were kept before.
-    pub async fn keep_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+    /// Inserts tokens, and merges the state of those that are there already by their digest. One whose id or name another
+    /// token has is left out. Each statement can be run again when its reply was lost.
+    pub async fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
         for token in tokens {
-            let sql = "INSERT INTO plantstore.tokens
-                         (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
-                       VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-                       ON CONFLICT (id) DO UPDATE
-                       SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at
-                       WHERE tokens.digest = excluded.digest";
+            let insert = "INSERT INTO plantstore.tokens
+                            (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
+                          VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                          ON CONFLICT DO NOTHING";
+            let update = "UPDATE plantstore.tokens SET
+                            revoked_at = CASE WHEN revoked_at < $2 THEN revoked_at ELSE coalesce($2, revoked_at) END,
+                            last_used_at = CASE WHEN last_used_at > $3 THEN last_used_at ELSE coalesce($3, last_used_at) END
+                          WHERE digest = $1";
             let digest: &[u8] = token.digest.as_bytes();
             let rate_limit = token.rate_limit.map(i64::from);
-            let kept = self.until_known(async |session| {
+            let inserted = self.until_known(async |session| {
                 let values: [&dyn Param; 8] = [
                     &token.id.0,
                     &&*token.name,
@@ -56,9 +59,14 @@ impl Link {
                     &token.revoked_at,
                     &token.last_used_at,
                 ];
-                session.client.execute(sql, &values).await
+                session.client.execute(insert, &values).await
             });
-            kept.await?;
+            inserted.await?;
+            let updated = self.until_known(async |session| {
+                let values: [&dyn Param; 3] = [&digest, &token.revoked_at, &token.last_used_at];
+                session.client.execute(update, &values).await
+            });
+            updated.await?;
         }
         Ok(())
     }

@@ -55,30 +55,61 @@ pub(super) fn revoke(transaction: Transaction<'_>, name: &str) -> Result<Option<
     Ok(Some(true))
 }
 
-/// Keeps tokens of another store as they are, and brings those up to date that it kept before.
-pub(super) fn keep(transaction: Transaction<'_>, tokens: &[TokenRecord]) -> Result<(), Error> {
+/// Inserts tokens of another store, and merges the state of those that are there already by their digest. Fails, and
+/// changes nothing, if another token has the id or the name of one of them.
+pub(super) fn merge(transaction: Transaction<'_>, tokens: &[TokenRecord]) -> Result<(), Error> {
     for token in tokens {
-        let row = TokenRow::from(token);
-        transaction.execute(
-            "INSERT OR IGNORE INTO tokens
-               (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
-             ON CONFLICT (id) DO UPDATE
-             SET revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at,
-                 checksum = excluded.checksum
-             WHERE digest = excluded.digest",
-            params![
-                token.id.0,
-                row.name,
-                row.digest,
-                row.rate_limit,
-                row.created_at,
-                row.expires_at,
-                row.revoked_at,
-                token.last_used_at.map(Timestamp::as_millisecond),
-                row.checksum(),
-            ],
-        )?;
+        let sql = "SELECT * FROM tokens WHERE digest = ?1";
+        let known = transaction.query_row(sql, [token.digest.as_bytes()], rows::token);
+        match known.optional()? {
+            Some(known) => merge_state(&transaction, known, token)?,
+            None => insert(&transaction, token)?,
+        }
     }
     transaction.commit()
+}
+
+fn insert(transaction: &Transaction<'_>, token: &TokenRecord) -> Result<(), Error> {
+    let row = TokenRow::from(token);
+    transaction.execute(
+        "INSERT INTO tokens
+           (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+        params![
+            token.id.0,
+            row.name,
+            row.digest,
+            row.rate_limit,
+            row.created_at,
+            row.expires_at,
+            row.revoked_at,
+            token.last_used_at.map(Timestamp::as_millisecond),
+            row.checksum(),
+        ],
+    )?;
+    Ok(())
+}
+
+fn merge_state(
+    transaction: &Transaction<'_>,
+    known: TokenRecord,
+    other: &TokenRecord,
+) -> Result<(), Error> {
+    let revoked_at = [known.revoked_at, other.revoked_at].into_iter().flatten();
+    let merged = TokenRecord {
+        revoked_at: revoked_at.min(),
+        last_used_at: known.last_used_at.max(other.last_used_at),
+        ..known
+    };
+    let row = TokenRow::from(&merged);
+    transaction.execute(
+        "UPDATE tokens SET revoked_at = ?2, last_used_at = ?3, checksum = ?4 WHERE id = ?1",
+        params![
+            merged.id.0,
+            row.revoked_at,
+            merged.last_used_at.map(Timestamp::as_millisecond),
+            row.checksum(),
+        ],
+    )?;
+    Ok(())
 }
