@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::import::batches::Problem;
 use crate::exchange::{COMMENT, Part};
-use crate::store::sync_directory_of;
+use crate::fs::sync_directory_of;
 
 /// A new file that gets its name when it is complete.
 pub(super) struct Rejects {
