@@ -64,7 +64,7 @@ impl Report {
 }
 
 /// 1234567 → 1,234,567
-fn thousands(number: usize) -> String {
+pub fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
