@@ -260,10 +260,11 @@ impl Case {
         let load = self.load(2, 20);
         let ledger = load.start(server.address(), &server.token()).finish();
         let answered = ledger.count(Told::Stored) + ledger.count(Told::Taken);
+        let attempts = ledger.attempts().count();
         self.expect(
-            answered == ledger.attempts().count(),
+            answered == attempts,
             "wrong",
-            "an add was not answered 200",
+            format!("{answered} of {attempts} adds were answered 200: {ledger:?}"),
         );
         self.ledger.append(ledger);
     }

@@ -211,7 +211,10 @@ impl Suite {
 
 fn main() -> ExitCode {
     let asked = Asked::read();
-    println!("seed {}\n\n{HEAD}", asked.seed);
+    println!("seed {}", asked.seed);
+    if !asked.accidents_only {
+        println!("\n{HEAD}");
+    }
     let mut suite = Suite::default();
     if let Some(kept) = &asked.replay {
         let Asked { seed, cuts, .. } = asked;
@@ -240,7 +243,18 @@ fn main() -> ExitCode {
     }
     if asked.publish {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reliability.md");
-        report::publish(&page, asked.seed, &suite.rows);
+        for (table, head, rows) in [
+            ("written by make faults", HEAD, &suite.rows),
+            (
+                "accidents, written by make faults",
+                accidents::HEAD,
+                &suite.accidents,
+            ),
+        ] {
+            if !rows.is_empty() {
+                report::publish(&page, table, asked.seed, head, rows);
+            }
+        }
     }
     if suite.failed {
         ExitCode::FAILURE

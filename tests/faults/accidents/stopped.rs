@@ -24,6 +24,7 @@ const CREATORS: [&[&str]; 6] = [
     &["migrate"],
 ];
 
+#[expect(clippy::too_many_lines, reason = "it is a table")]
 pub fn rows() -> Vec<Row> {
     let mut orphan = Row::new(
         "orphan WAL",
@@ -34,18 +35,18 @@ pub fn rows() -> Vec<Row> {
         let name = creator.join(" ");
         orphan = orphan
             .case(format!("`{name}`, database moved"), move |case| {
-                orphan_wal(case, creator, moved)
+                orphan_wal(case, creator, moved);
             })
             .case(format!("`{name}`, database empty"), move |case| {
-                orphan_wal(case, creator, emptied)
+                orphan_wal(case, creator, emptied);
             });
     }
     orphan = orphan
         .case("`restore`, database moved", |case| {
-            restore_beside_orphan(case, &[])
+            restore_beside_orphan(case, &[]);
         })
         .case("`restore --force`, database moved", |case| {
-            restore_beside_orphan(case, &["--force"])
+            restore_beside_orphan(case, &["--force"]);
         });
     vec![
         orphan,
@@ -150,8 +151,8 @@ pub fn rows() -> Vec<Row> {
             for name in ["plantstore.db", "plantstore.db-wal", "plantstore.token"] {
                 fs::rename(case.path(name), case.path("elsewhere").join(name)).expect("a move");
             }
-            let moved = case.path("elsewhere");
-            case.copy_of(&moved);
+            let from = case.take_place();
+            case.copy_of(&from.path().join("elsewhere"));
             case.serves_all();
         })
         .case("directory copied after a kill", |case| {

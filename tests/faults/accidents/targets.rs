@@ -419,9 +419,9 @@ fn temporary_names(case: &mut Case, arguments: &[&str]) {
         let silent = if made.is_some() { "silent" } else { "wrong" };
         case.expect(made.is_some() || is_sentence(&ran.said), "wrong", &ran.said);
         if let Some(made) = made {
-            let mode = made.permissions().mode() & 0o7777;
-            let is_private = made.is_file() && mode == 0o600;
-            case.expect(is_private, "wrong", format!("{what}: mode {mode:o}"));
+            let permissions = made.permissions().mode() & 0o7777;
+            let is_private = made.is_file() && permissions == 0o600;
+            case.expect(is_private, "wrong", format!("{what}: mode {permissions:o}"));
         }
         let is_kept = fs::read(&store).expect("a file") == before;
         case.expect(is_kept, silent, format!("{what}: other.db is changed"));
@@ -520,17 +520,17 @@ fn modes(case: &mut Case, umask: &str) {
         case.count += 1;
         let before = case.files();
         let said = case.shell(&script, arguments).said;
-        let made: Vec<_> = case
+        let new: Vec<_> = case
             .files()
             .into_iter()
             .filter(|name| !before.contains(name))
             .collect();
         case.expect(
-            !made.is_empty(),
+            !new.is_empty(),
             "wrong",
             format!("{arguments:?} makes nothing: {said}"),
         );
-        for name in made {
+        for name in new {
             let mode = fs::metadata(case.path(&name)).expect("a file").mode() & 0o7777;
             case.expect(mode == 0o600, "wrong", format!("{name} has mode {mode:o}"));
         }
