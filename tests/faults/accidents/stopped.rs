@@ -3,10 +3,11 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Duration;
 
 use rusqlite::Connection;
 
-use crate::accidents::{Case, Row};
+use crate::accidents::{Case, Row, STOP_LIMIT, beside, is_sentence, wait_for_adds, within};
 
 /// The commands that create a store where there is none.
 const CREATORS: [&[&str]; 6] = [
@@ -67,6 +68,23 @@ pub fn rows() -> Vec<Row> {
         .case("deleted", |case| wal_gone(case, |wal| fs::remove_file(wal).expect("a file")))
         .case("emptied", |case| wal_gone(case, |wal| fs::write(wal, "").expect("a file")))
         .case("cut short", |case| wal_gone(case, cut_short)),
+        Row::new(
+            "database separated from its WAL after a kill",
+            "`kill -9`, then the database alone is moved or copied to another directory, moved and linked, renamed, opened by a hard link",
+            "refused, or complete; with the database back everything is there",
+        )
+        .case("moved to another directory", |case| {
+            separated(case, "mkdir d && mv plantstore.db d", "d/plantstore.db");
+        })
+        .case("copied to another directory", |case| {
+            separated(case, "mkdir d && cp plantstore.db d", "d/plantstore.db");
+        })
+        .case("moved and linked", |case| {
+            let script = "mkdir d && mv plantstore.db d && ln -s d/plantstore.db plantstore.db";
+            separated(case, script, "plantstore.db");
+        })
+        .case("renamed", |case| separated(case, "mv plantstore.db new.db", "new.db"))
+        .case("hard link", |case| separated(case, "ln plantstore.db new.db", "new.db")),
         Row::new(
             "older copy put back",
             "a copy of the database file, taken while the server ran, put back after a clean stop, after a kill, and beside the WAL",
@@ -133,7 +151,7 @@ pub fn rows() -> Vec<Row> {
         .case("lock file deleted", commands_without_lock),
         Row::new(
             "what must go on working",
-            "`sqlite3` opens the store after a kill; database and WAL moved together; the directory renamed or copied after a stop \
+            "`sqlite3` opens the store after a kill, runs a checkpoint or VACUUM under a server; database and WAL moved together; the directory renamed or copied after a stop \
              or a kill; the lock file or the shared memory deleted while nothing runs; a new store where there was nothing",
             "everything is there, nothing is refused",
         )
@@ -182,6 +200,10 @@ pub fn rows() -> Vec<Row> {
             }
             case.serves_all();
         })
+        .case("checkpoint by another program under load", |case| {
+            other_program(case, "PRAGMA wal_checkpoint(TRUNCATE)");
+        })
+        .case("VACUUM by another program under load", |case| other_program(case, "VACUUM"))
         .case("a restored store served again", |case| {
             case.stopped();
             case.succeeds(&["backup", "backup.db"]);
@@ -291,6 +313,69 @@ fn cut_short(wal: &Path) {
     fs::write(wal, &content[..end]).expect("a file");
 }
 
+/// A server that does not see the WAL must not serve what the database has without it.
+fn separated(case: &mut Case, script: &str, database: &str) {
+    case.killed();
+    let done = case.shell(script, &[]);
+    assert!(done.code == Some(0), "{}", done.said);
+    let store = format!("sqlite:{database}");
+    for command in [
+        &["serve"][..],
+        &["list"],
+        &["export", "out.ndjson"],
+        &["backup", "out.db"],
+    ] {
+        case.count += 1;
+        let arguments = ["--store", &store];
+        let (started, said) = if command == ["serve"] {
+            let started = case.try_serve(&arguments);
+            (started.is_ok(), started.err().unwrap_or_default())
+        } else {
+            let ran = case.run(&[command, &arguments[..]].concat());
+            (ran.code == Some(0), ran.said)
+        };
+        if started {
+            let lost = case.problems_of(&case.path(database));
+            let is_complete = lost.is_empty();
+            case.expect(is_complete, "silent", format!("{command:?}: {lost:?}"));
+        } else {
+            case.expect(is_sentence(&said), "wrong", format!("{command:?}: {said}"));
+        }
+    }
+    let real = case.path(database).canonicalize().expect("a file");
+    for suffix in ["-wal", "-shm", "-lock"] {
+        if real != case.path("plantstore.db") {
+            let _ = fs::remove_file(beside(&real, suffix));
+        }
+    }
+    fs::rename(real, case.path("plantstore.db")).expect("a move");
+    case.serves_all();
+}
+
+/// SQLite keeps the files consistent: the server goes on.
+fn other_program(case: &mut Case, sql: &str) {
+    let mut server = case.serve(&[]);
+    let load = case.load(2, 900_000);
+    let running = load.start(server.address(), &server.token());
+    for _ in 0..10 {
+        wait_for_adds(&running, 20);
+        let other = Connection::open(case.path("plantstore.db")).expect("a database");
+        other.busy_timeout(STOP_LIMIT).expect("a timeout");
+        let _ = other.execute_batch(sql);
+    }
+    // Longer than the server takes to look at its files.
+    within(Duration::from_secs(4), || server.has_ended());
+    let said = server.everything_logged();
+    case.expect(
+        !server.has_ended(),
+        "wrong",
+        format!("it has ended: {said}"),
+    );
+    case.ledger.append(running.stop());
+    server.kill();
+    case.serves_all();
+}
+
 fn old_copy(case: &mut Case, is_clean: bool, keeps_wal: bool) {
     let mut server = case.serve(&[]);
     case.add(&server);
@@ -321,12 +406,12 @@ fn copied_under_load(case: &mut Case, suffixes: &[&str]) {
     case.add(&server);
     let load = case.load(2, 900_000);
     let running = load.start(server.address(), &server.token());
-    super::wait_for_adds(&running, 50);
+    wait_for_adds(&running, 50);
     fs::create_dir(case.path("copy")).expect("a directory");
     for suffix in suffixes {
         let name = format!("plantstore.db{suffix}");
         fs::copy(case.path(&name), case.path("copy").join(name)).expect("a copy");
-        super::wait_for_adds(&running, 20);
+        wait_for_adds(&running, 20);
     }
     let checked = case.run(&["check", "--store", "sqlite:copy/plantstore.db"]);
     let arguments = ["--store", "sqlite:copy/plantstore.db"];
@@ -340,7 +425,7 @@ fn copied_under_load(case: &mut Case, suffixes: &[&str]) {
             );
             drop(copy);
         }
-        Err(said) => case.expect(super::is_sentence(&said), "wrong", said),
+        Err(said) => case.expect(is_sentence(&said), "wrong", said),
     }
     case.ledger.append(running.stop());
     drop(server);
