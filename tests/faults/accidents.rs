@@ -31,6 +31,9 @@ const PARALLEL: usize = 3;
 /// How long a server may take to stop after its files are gone. It has three seconds; a loaded machine takes longer.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
+/// A problem may quote the output of a command; so much of it is printed.
+const PROBLEM_LEN: usize = 600;
+
 /// The header of the table.
 pub const HEAD: &str = "| accident | what is done | expected result | cases | acknowledged | lost | silent | wrong |\n|---|---|---|---|---|---|---|---|";
 
@@ -148,7 +151,12 @@ fn attempt(name: &str, accident: &Accident) -> Case {
     }
     case.count = case.count.max(1);
     for problem in &mut case.problems {
-        *problem = format!("{name}: {problem}");
+        let text: String = problem
+            .replace('\n', " ")
+            .chars()
+            .take(PROBLEM_LEN)
+            .collect();
+        *problem = format!("{name}: {text}");
     }
     if std::env::var_os("ACCIDENTS_VERBOSE").is_some() {
         eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::accidents::{Case, Row, STOP_LIMIT, beside, wait_for_adds, within};
+use crate::accidents::{Case, Row, STOP_LIMIT, beside, is_sentence, wait_for_adds, within};
 use crate::checker::{Ledger, Told};
 use crate::disks::as_root;
 use crate::harness::Server;
@@ -14,8 +14,10 @@ use crate::load::Running;
 /// Where every acknowledged plant has to be after the accident.
 #[derive(Clone, Copy)]
 enum Kept {
-    /// In this database file.
+    /// In this database file, with its WAL.
     In(&'static str),
+    /// In the database file alone; what is beside it is not its WAL.
+    Alone,
     /// In the copy that the server has made of what it had open, which its last words name.
     Rescued,
     /// The accident has destroyed the content: that is reported, and that is all there can be.
@@ -176,8 +178,8 @@ pub fn rows() -> Vec<Row> {
         }),
         Row::new(
             "WAL file moved, deleted or replaced under a server",
-            "`mv`, `rm`, an empty file, a text file or the WAL of another store renamed over it",
-            "the server exits within 3 s with the reason; the database is complete",
+            "`mv`, `rm`, an empty file, a text file, a copy of the WAL or half of it renamed over it",
+            "the server exits within 3 s with the reason; the database is complete, and what replaced the WAL is not applied to it",
         )
         .case("WAL deleted", move |case| {
             accident(case, Kept::In(database), |case| rm(case, wal));
@@ -187,16 +189,19 @@ pub fn rows() -> Vec<Row> {
             accident(case, Kept::In(database), |case| mv(case, wal, "aside"));
             serves_all(case);
         })
-        .case("WAL replaced by an empty file", move |case| {
-            accident(case, Kept::In(database), |case| {
-                File::create(case.path("empty")).expect("a file");
-                mv(case, "empty", wal);
-            });
+        .case("WAL replaced by an empty file", |case| {
+            wal_replaced(case, |_| Vec::new());
         })
-        .case("WAL replaced by a copy", move |case| {
-            accident(case, Kept::In(database), |case| {
-                fs::copy(case.path(wal), case.path("copy")).expect("a copy");
-                mv(case, "copy", wal);
+        .case("WAL replaced by a text file", |case| {
+            wal_replaced(case, |_| b"text".to_vec());
+        })
+        .case("WAL replaced by a copy", |case| {
+            wal_replaced(case, |wal| fs::read(wal).expect("a file"));
+        })
+        .case("WAL replaced by half of it", |case| {
+            wal_replaced(case, |wal| {
+                let content = fs::read(wal).expect("a file");
+                content[..content.len() / 2].to_vec()
             });
         })
         .case("WAL and shared memory deleted", move |case| {
@@ -311,6 +316,11 @@ fn accident(case: &mut Case, kept: Kept, act: impl FnOnce(&Case)) {
     }
     match kept {
         Kept::In(path) => case.complete(&case.path(path)),
+        Kept::Alone => {
+            let alone = case.path("alone.db");
+            fs::copy(case.path("data/plantstore.db"), &alone).expect("a copy");
+            case.complete(&alone);
+        }
         Kept::Rescued => match rescued(case, &said) {
             Some(path) => {
                 case.complete(&path);
@@ -319,6 +329,24 @@ fn accident(case: &mut Case, kept: Kept, act: impl FnOnce(&Case)) {
             None => case.problem("lost", format!("no rescued copy: {}", last_words(&said))),
         },
         Kept::Destroyed => {}
+    }
+}
+
+/// What is there instead must not be applied to the database.
+fn wal_replaced(case: &mut Case, content: fn(&Path) -> Vec<u8>) {
+    let wal = "data/plantstore.db-wal";
+    accident(case, Kept::Alone, |case| {
+        fs::write(case.path("other"), content(&case.path(wal))).expect("a file");
+        mv(case, "other", wal);
+    });
+    match case.try_serve(STORE) {
+        Ok(server) => {
+            case.add(&server);
+            drop(server);
+            let problems = case.problems_of(&case.path("data/plantstore.db"));
+            case.expect(problems.is_empty(), "silent", problems.join(", "));
+        }
+        Err(said) => case.expect(is_sentence(&said), "wrong", said),
     }
 }
 

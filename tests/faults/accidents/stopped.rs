@@ -10,11 +10,10 @@ use rusqlite::Connection;
 use crate::accidents::{Case, Row, STOP_LIMIT, beside, is_sentence, wait_for_adds, within};
 
 /// The commands that create a store where there is none.
-const CREATORS: [&[&str]; 6] = [
+const CREATORS: [&[&str]; 5] = [
     &["serve"],
     &["token", "create", "new"],
     &["import", "more.csv"],
-    &["import", "--dry-run", "more.csv"],
     &[
         "copy",
         "--store",
@@ -43,6 +42,12 @@ pub fn rows() -> Vec<Row> {
             });
     }
     orphan = orphan
+        .case("`serve`, database and lock file moved", |case| {
+            orphan_wal(case, &["serve"], |case| {
+                moved(case);
+                lock(case, None);
+            });
+        })
         .case("`restore`, database moved", |case| {
             restore_beside_orphan(case, &[]);
         })
@@ -59,7 +64,7 @@ pub fn rows() -> Vec<Row> {
         .case("serve", |case| missing(case, &["serve"]))
         .case("token create", |case| missing(case, &["token", "create", "new"]))
         .case("import", |case| missing(case, &["import", "more.csv"]))
-        .case("copy", |case| missing(case, CREATORS[4])),
+        .case("copy", |case| missing(case, CREATORS[3])),
         Row::new(
             "WAL deleted after a kill",
             "`kill -9`, `rm plantstore.db-wal`, `serve`; the same for a WAL that is moved away, empty, or cut short at a commit",
@@ -443,6 +448,7 @@ fn beside_wal(case: &mut Case, other: &str) {
     let server = case.serve(&[]);
     case.add(&server);
     case.succeeds(&["backup", "backup.db"]);
+    case.add(&server);
     drop(server);
     case.killed();
     moved(case);
