@@ -29,7 +29,7 @@ use crate::report::{Progress, thousands};
 const PARALLEL: usize = 3;
 
 /// How long a server may take to stop after its files are gone. It has three seconds; a loaded machine takes longer.
-const STOP_LIMIT: Duration = Duration::from_secs(30);
+const STOP_LIMIT: Duration = Duration::from_secs(20);
 
 /// A problem may quote the output of a command; so much of it is printed.
 const PROBLEM_LEN: usize = 600;

@@ -55,6 +55,12 @@ pub fn rows() -> Vec<Row> {
             });
             follow(case, "data/aside.db");
         })
+        .case("moved, no requests", move |case| {
+            while_idle(case, Kept::In("data/aside.db"), |case| {
+                mv(case, database, "data/aside.db");
+            });
+            follow(case, "data/aside.db");
+        })
         .case("moved, server killed before it notices", move |case| {
             let (mut server, running) = serve(case);
             mv(case, database, "data/aside.db");
@@ -71,6 +77,9 @@ pub fn rows() -> Vec<Row> {
         )
         .case("deleted", move |case| {
             accident(case, Kept::Rescued, |case| rm(case, database));
+        })
+        .case("deleted, no requests", move |case| {
+            while_idle(case, Kept::Rescued, |case| rm(case, database));
         })
         .case("all files deleted", move |case| {
             accident(case, Kept::Rescued, |case| {
@@ -132,6 +141,11 @@ pub fn rows() -> Vec<Row> {
         .case("truncated", move |case| {
             accident(case, Kept::Destroyed, |case| truncate(&case.path(database), 0));
         })
+        .case("truncated, no requests", move |case| {
+            while_idle(case, Kept::Destroyed, |case| {
+                truncate(&case.path(database), 0);
+            });
+        })
         .case("cut in half", move |case| {
             accident(case, Kept::Destroyed, |case| {
                 let len = fs::metadata(case.path(database)).expect("a file").len();
@@ -185,6 +199,10 @@ pub fn rows() -> Vec<Row> {
             accident(case, Kept::In(database), |case| rm(case, wal));
             serves_all(case);
         })
+        .case("WAL deleted, no requests", move |case| {
+            while_idle(case, Kept::In(database), |case| rm(case, wal));
+            serves_all(case);
+        })
         .case("WAL moved", move |case| {
             accident(case, Kept::In(database), |case| mv(case, wal, "aside"));
             serves_all(case);
@@ -218,6 +236,9 @@ pub fn rows() -> Vec<Row> {
         )
         .case("WAL truncated", move |case| {
             accident(case, Kept::Destroyed, |case| truncate(&case.path(wal), 0));
+        })
+        .case("WAL truncated, no requests", move |case| {
+            while_idle(case, Kept::Destroyed, |case| truncate(&case.path(wal), 0));
         })
         .case("WAL cut in half", move |case| {
             accident(case, Kept::Destroyed, |case| {
@@ -281,8 +302,21 @@ fn serve(case: &mut Case) -> (Server, Running) {
 
 /// The server must notice, and nothing that it has acknowledged may be missing.
 fn accident(case: &mut Case, kept: Kept, act: impl FnOnce(&Case)) {
-    let (mut server, running) = serve(case);
+    let (server, running) = serve(case);
     act(case);
+    stops(case, kept, server, running);
+}
+
+/// The same without requests.
+fn while_idle(case: &mut Case, kept: Kept, act: impl FnOnce(&Case)) {
+    let (server, running) = serve(case);
+    case.ledger.append(running.stop());
+    let none = case.load(0, 0).start(server.address(), "");
+    act(case);
+    stops(case, kept, server, none);
+}
+
+fn stops(case: &mut Case, kept: Kept, mut server: Server, running: Running) {
     let has_ended = within(STOP_LIMIT, || server.has_ended());
     if !has_ended {
         let count = running.stored().len();
