@@ -203,7 +203,7 @@ impl Drop for SmallDisk {
 }
 
 /// Runs a command that needs root, at this path.
-fn as_root(command: &[&str], path: &Path) {
+pub fn as_root(command: &[&str], path: &Path) {
     let root = fs::metadata("/proc/self").expect("proc");
     let root = std::os::unix::fs::MetadataExt::uid(&root) == 0;
     let words = [if root { &[][..] } else { &["sudo"][..] }, command].concat();

@@ -2,9 +2,10 @@
 //! what was promised.
 //!
 //! `faults [--cuts N] [--kills N] [--step N] [--each N] [--failovers N] [--standby-losses N] [--connection-cuts N]
-//! [--rolling N] [--seed S] [--postgres-only] [--publish]`, or `faults --replay RECORDING --seed S --cuts N`, which cuts
+//! [--rolling N] [--seed S] [--postgres-only] [--accidents-only [--case NAME]] [--publish]`, or `faults --replay RECORDING --seed S --cuts N`, which cuts
 //! a recording that was kept at the same places in the same way.
 
+mod accidents;
 mod breaks;
 mod checker;
 mod damage;
@@ -45,6 +46,9 @@ struct Asked {
     connection_cuts: usize,
     rolling: usize,
     postgres_only: bool,
+    accidents_only: bool,
+    /// Of the accidents, those whose name contains this.
+    case: String,
     replay: Option<String>,
     publish: bool,
 }
@@ -68,6 +72,8 @@ impl Asked {
             connection_cuts: number("--connection-cuts", 20),
             rolling: number("--rolling", 1),
             postgres_only: at("--postgres-only").is_some(),
+            accidents_only: at("--accidents-only").is_some(),
+            case: value("--case").cloned().unwrap_or_default(),
             replay: value("--replay").cloned(),
             publish: at("--publish").is_some(),
         }
@@ -81,6 +87,7 @@ type Fault = fn(u64, usize, &Progress) -> Report;
 #[derive(Default)]
 struct Suite {
     rows: Vec<String>,
+    accidents: Vec<String>,
     failed: bool,
 }
 
@@ -163,6 +170,19 @@ impl Suite {
         }
     }
 
+    /// Operator and file accidents, which have a table of their own.
+    fn accidents(&mut self, asked: &Asked) {
+        println!("\n{}", accidents::HEAD);
+        for row in accidents::run(&asked.case) {
+            println!("{}", row.line());
+            for problem in row.problems.iter().take(10) {
+                println!("  {problem}");
+            }
+            self.failed |= !row.problems.is_empty();
+            self.accidents.push(row.line());
+        }
+    }
+
     fn postgres(&mut self, asked: &Asked) {
         let each = asked.each;
         let faults: [(&'static str, usize, Fault); 10] = [
@@ -191,7 +211,10 @@ impl Suite {
 
 fn main() -> ExitCode {
     let asked = Asked::read();
-    println!("seed {}\n\n{HEAD}", asked.seed);
+    println!("seed {}", asked.seed);
+    if !asked.accidents_only {
+        println!("\n{HEAD}");
+    }
     let mut suite = Suite::default();
     if let Some(kept) = &asked.replay {
         let Asked { seed, cuts, .. } = asked;
@@ -203,12 +226,15 @@ fn main() -> ExitCode {
         );
     } else if asked.postgres_only {
         suite.postgres(&asked);
+    } else if asked.accidents_only {
+        suite.accidents(&asked);
     } else {
         suite.power_cuts(&asked);
         // A build that is broken on purpose has nothing to show by more.
         if std::env::var_os(harness::BINARY_UNDER_TEST).is_none() {
             suite.all_others(&asked);
             suite.postgres(&asked);
+            suite.accidents(&asked);
             for unnoticed in breaks::unnoticed(asked.cuts / 4, asked.seed) {
                 println!("{unnoticed}");
                 suite.failed = true;
@@ -217,7 +243,18 @@ fn main() -> ExitCode {
     }
     if asked.publish {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reliability.md");
-        report::publish(&page, asked.seed, &suite.rows);
+        for (table, head, rows) in [
+            ("written by make faults", HEAD, &suite.rows),
+            (
+                "accidents, written by make faults",
+                accidents::HEAD,
+                &suite.accidents,
+            ),
+        ] {
+            if !rows.is_empty() {
+                report::publish(&page, table, asked.seed, head, rows);
+            }
+        }
     }
     if suite.failed {
         ExitCode::FAILURE

@@ -1,6 +1,6 @@
 //! The same promise with PostgreSQL as the store, and several nodes: what goes wrong there, made to go wrong.
 
-mod cluster;
+pub mod cluster;
 mod conflicts;
 mod connections;
 mod failover;

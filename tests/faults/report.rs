@@ -64,7 +64,7 @@ impl Report {
 }
 
 /// 1234567 → 1,234,567
-fn thousands(number: usize) -> String {
+pub fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -76,25 +76,25 @@ fn thousands(number: usize) -> String {
     text
 }
 
-const BEGIN: &str = "<!-- written by make faults: begin -->\n";
-const END: &str = "<!-- written by make faults: end -->";
-
-/// Puts the table into its page, with the day and the commit.
-pub fn publish(page: &Path, seed: u64, rows: &[String]) {
+/// Puts a table into its page, with the date and the commit, between two comments that name the table.
+pub fn publish(page: &Path, table: &str, seed: u64, head: &str, rows: &[String]) {
+    let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {table}: {edge} -->"));
     let text = fs::read_to_string(page).expect("the page");
-    let (before, rest) = text.split_once(BEGIN).expect("where the table begins");
-    let (_, after) = rest.split_once(END).expect("where the table ends");
+    let (before, rest) = text.split_once(&begin).expect("where the table begins");
+    let (_, after) = rest.split_once(&end).expect("where the table ends");
     let day = printed("date", &["-u", "+%Y-%m-%d"]);
     let commit = printed("git", &["rev-parse", "--short", "HEAD"]);
     let changed = printed("git", &["status", "--porcelain", "--untracked-files=no"]);
-    let changed = if changed.is_empty() {
+    // The table that was published before this one is not a change.
+    let is_page = |line: &str| line.ends_with("docs/reliability.md");
+    let changed = if changed.lines().all(is_page) {
         ""
     } else {
         ", with changes"
     };
     let rows = rows.join("\n");
-    let table = format!("Run on {day}, commit {commit}{changed}, seed {seed}.\n\n{HEAD}\n{rows}\n");
-    fs::write(page, format!("{before}{BEGIN}{table}{END}{after}")).expect("the page");
+    let table = format!("Run on {day}, commit {commit}{changed}, seed {seed}.\n\n{head}\n{rows}\n");
+    fs::write(page, format!("{before}{begin}\n{table}{end}{after}")).expect("the page");
 }
 
 fn printed(program: &str, arguments: &[&str]) -> String {

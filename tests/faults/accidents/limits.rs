@@ -1,0 +1,218 @@
+//! Files and resources that other people's programs could make grow without a limit.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use crate::accidents::{Case, Row, within};
+use crate::checker::Told;
+use crate::harness::{Client, PATIENCE, Server, plantstore};
+
+/// A wait that must end before any timeout of the server would end it.
+const TIMEOUT: &str = "100s";
+const LONG_BEFORE: Duration = Duration::from_secs(15);
+
+pub fn rows() -> Vec<Row> {
+    vec![
+        Row::new(
+            "long reader",
+            "another program holds a read transaction under load; `--max-wal-bytes` is small",
+            "the WAL stays below its limit, adds fail with 50302 and recover when the reader ends",
+        )
+        .case("reader", long_reader),
+        Row::new(
+            "log flood",
+            "3,000 requests without a token and with paths of 15,000 bytes",
+            "the log stays small, the rejected requests are counted, the line of an add is there",
+        )
+        .case("long paths", log_flood),
+        Row::new(
+            "more connections than file descriptors",
+            "`ulimit -n 200`, 300 connections; 64 silent connections to the private listener",
+            "`/readyz` answers, adds work when the others are gone",
+        )
+        .case("300 connections", few_descriptors)
+        .case("silent connections", silent_connections),
+        Row::new(
+            "half-sent requests at the end",
+            "50 requests without the end of their headers or body, then SIGTERM",
+            "they are closed at once and the server exits with 0",
+        )
+        .case("headers", |case| {
+            half_sent(case, "POST /plants HTTP/1.1\r\nhost: x\r\n");
+        })
+        .case("nothing", |case| half_sent(case, "")),
+    ]
+}
+
+fn long_reader(case: &mut Case) {
+    let limit = 4 << 20;
+    let server = case.serve(&["--max-wal-bytes", &limit.to_string()]);
+    case.add(&server);
+    let reader = Connection::open(case.path("plantstore.db")).expect("a database");
+    let begin = "BEGIN; SELECT count(*) FROM plants";
+    reader.execute_batch(begin).expect("a transaction");
+    let mut load = case.load(4, 2000);
+    load.name_len = 8000;
+    let running = load.start(server.address(), &server.token());
+    within(LONG_BEFORE, || running.stored().len() > 600);
+    let wal = || fs::metadata(case.path("plantstore.db-wal")).map_or(0, |wal| wal.len());
+    within(LONG_BEFORE / 5, || wal() > 2 * limit);
+    let (len, ledger) = (wal(), running.stop());
+    let is_told = ledger.count(Told::Full) > 0;
+    case.expect(is_told, "silent", "no add was answered with 50302");
+    case.expect(
+        len <= 2 * limit,
+        "wrong",
+        format!("the WAL has {len} bytes"),
+    );
+    case.ledger.append(ledger);
+    drop(reader);
+    let token = server.token();
+    let body = br#"{"id":1,"name":"Fern"}"#;
+    let recovers = within(LONG_BEFORE, || {
+        server.connect().add(&token, body).status == 200
+    });
+    case.expect(
+        recovers,
+        "wrong",
+        "adds do not work after the reader has ended",
+    );
+    case.ledger.note((1, "Fern".to_owned(), None), Told::Stored);
+    case.complete(&case.path("plantstore.db"));
+    drop(server);
+    case.serves_all();
+}
+
+fn log_flood(case: &mut Case) {
+    let server = case.serve(&[]);
+    case.add(&server);
+    let path = "a".repeat(15_000);
+    let request = format!("GET /{path} HTTP/1.1\r\nhost: x\r\n\r\n");
+    let address = server.address();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut client = Client::connect(address);
+                for _ in 0..750 {
+                    client.send(&request);
+                    if client.try_answer().is_none() {
+                        client = Client::connect(address);
+                    }
+                }
+            });
+        }
+    });
+    let before = server.everything_logged().len();
+    case.add(&server);
+    let has_line = |log: &str| log[before.min(log.len())..].contains("\"status\":200");
+    let is_there = within(LONG_BEFORE, || has_line(&server.everything_logged()));
+    case.expect(is_there, "silent", "the line of an add is missing");
+    let log = server.everything_logged();
+    let longest = log.lines().map(str::len).max().unwrap_or_default();
+    case.expect(
+        longest < 2000,
+        "wrong",
+        format!("a line has {longest} bytes"),
+    );
+    case.expect(
+        log.len() < 1_000_000,
+        "wrong",
+        format!("the log has {} bytes", log.len()),
+    );
+    drop(server);
+    case.serves_all();
+}
+
+fn few_descriptors(case: &mut Case) {
+    let plain = plantstore(case.dir());
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 200 && exec \"$0\" \"$@\""]);
+    command.arg(plain.get_program()).current_dir(case.dir());
+    command.args([
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--ops-listen",
+        "127.0.0.1:0",
+    ]);
+    let mut server = Server::start_command(command, case.dir());
+    case.add(&server);
+    let mut clients: Vec<_> = (0..300)
+        .map(|_| Client::connect(server.address()))
+        .collect();
+    for client in &mut clients {
+        client.send_as_far_as_it_goes("GET / HTTP/1.1\r\n");
+    }
+    let begun = Instant::now();
+    let status = server.ask("/readyz").status;
+    case.expect(status == 200, "wrong", format!("/readyz is {status}"));
+    let elapsed = begun.elapsed();
+    case.expect(
+        elapsed < LONG_BEFORE,
+        "wrong",
+        format!("/readyz took {elapsed:?}"),
+    );
+    let log = server.everything_logged();
+    case.expect(log.lines().count() < 500, "wrong", "the log is flooded");
+    let is_warned = log.contains("max-connections") || log.contains("max_connections");
+    case.expect(is_warned, "silent", "the limit is not in the log");
+    drop(clients);
+    case.add(&server);
+    server.kill();
+    case.serves_all();
+}
+
+fn silent_connections(case: &mut Case) {
+    let server = case.serve(&["--header-timeout", TIMEOUT, "--idle-timeout", TIMEOUT]);
+    let silent: Vec<_> = (0..64)
+        .map(|_| Client::connect(server.ops_address()))
+        .collect();
+    let begun = Instant::now();
+    let status = server.ask("/readyz").status;
+    let elapsed = begun.elapsed();
+    case.expect(status == 200, "wrong", format!("/readyz is {status}"));
+    case.expect(
+        elapsed < LONG_BEFORE,
+        "wrong",
+        format!("/readyz took {elapsed:?}"),
+    );
+    drop(silent);
+    case.add(&server);
+    drop(server);
+    case.complete(&case.path("plantstore.db"));
+}
+
+fn half_sent(case: &mut Case, part: &str) {
+    let timeouts = [
+        "--header-timeout",
+        "--body-timeout",
+        "--idle-timeout",
+        "--drain-timeout",
+    ];
+    let arguments: Vec<_> = timeouts.iter().flat_map(|flag| [*flag, TIMEOUT]).collect();
+    let mut server = case.serve(&arguments);
+    case.add(&server);
+    let mut clients: Vec<_> = (0..50).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        client.send(part);
+    }
+    server.wait_for_connection();
+    server.signal("-TERM");
+    let has_ended = within(LONG_BEFORE, || server.has_ended());
+    case.expect(
+        has_ended,
+        "wrong",
+        format!("it runs {LONG_BEFORE:?} after SIGTERM"),
+    );
+    if has_ended {
+        let code = server.wait_for_exit().code();
+        case.expect(code == Some(0), "wrong", format!("it ended with {code:?}"));
+    }
+    drop(server);
+    assert!(LONG_BEFORE < PATIENCE);
+    case.serves_all();
+}
