@@ -8,8 +8,8 @@ use std::path::Path;
 use rusqlite::Connection;
 
 use crate::accidents::{Case, Ran, Row};
+use crate::harness::clock::Clock;
 use crate::harness::{Server, plantstore};
-use crate::machine::Clock;
 
 pub fn rows() -> Vec<Row> {
     vec![
@@ -368,7 +368,10 @@ fn listed(case: &Case, arguments: &[&str]) -> Vec<(i64, String)> {
 fn clock_ahead(case: &mut Case) {
     let clock = Clock::new(case.dir());
     clock.set("+0");
-    let server = Server::start_command(clock.command(case.dir()), case.dir());
+    let mut command = plantstore(case.dir());
+    command.args(["serve", "--listen", "127.0.0.1:0"]);
+    clock.apply_to(&mut command);
+    let server = Server::start_command(command, case.dir());
     case.add(&server);
     clock.set("+50y");
     case.add(&server);
