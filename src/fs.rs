@@ -347,7 +347,7 @@ pub fn orphan_of(database: &Path) -> Option<PathBuf> {
 }
 
 /// The database that a name such as `plants.db-wal` belongs to, if that is there.
-fn database_of_companion(path: &Path) -> Option<PathBuf> {
+pub fn database_of_companion(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.as_bytes();
     let base = COMPANIONS
         .iter()

@@ -1,10 +1,11 @@
--- One row. The identity tells stores apart. The generation grows whenever a server starts or stops and whenever the WAL starts
--- again from its beginning; the highest one is also written to the lock file, so that a missing WAL or an older copy of the
--- database is noticed (src/store/sqlite/session.rs).
+-- One row. The identity tells stores apart. `clean` is 0 from the start of a server to its end: a database that says 0 is
+-- incomplete without its WAL, unless the lock file shows otherwise. `wal_cycle` is raised by one of the first transactions
+-- whenever the WAL starts from its beginning, so that the WAL holds the identity of its store (src/store/sqlite/session.rs).
 CREATE TABLE store (
-    id         INTEGER PRIMARY KEY CHECK (id = 1),
-    identity   BLOB    NOT NULL,
-    generation INTEGER NOT NULL
+    id        INTEGER PRIMARY KEY CHECK (id = 1),
+    identity  BLOB    NOT NULL,
+    clean     INTEGER NOT NULL,
+    wal_cycle INTEGER NOT NULL
 ) STRICT;
 
-INSERT INTO store (id, identity, generation) VALUES (1, randomblob(16), 0);
+INSERT INTO store (id, identity, clean, wal_cycle) VALUES (1, randomblob(16), 1, 0);

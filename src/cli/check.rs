@@ -8,7 +8,7 @@ use clap::Args;
 use crate::cli::output::print;
 use crate::cli::verify::{backup_file, step_back, verify};
 use crate::config::StoreSettings;
-use crate::store::{Location, OpenError, Store, is_backup};
+use crate::store::{Location, OpenError, Store, accept_loss, is_backup};
 
 const BACKUP_ADVICE: &str =
     "do not rely on it: use another backup, or make a new one with `plantstore backup`";
@@ -18,6 +18,10 @@ pub(super) struct Check {
     /// A backup, or the file of a store; what --store says, unless given
     #[arg(value_parser = backup_file())]
     file: Option<PathBuf>,
+
+    /// Open the store from now on although committed transactions are missing in it, as after its WAL file was deleted
+    #[arg(long)]
+    accept_loss: bool,
 
     #[command(flatten)]
     store: StoreSettings,
@@ -29,6 +33,9 @@ impl Check {
         let is_file = self.file.is_some();
         let location = self.file.map_or(self.store.store, Location::Sqlite);
         let is_backup = is_backup(&location);
+        if self.accept_loss && !is_backup {
+            accept_loss(&location)?;
+        }
         let mut store = match Store::open(&location) {
             Err(OpenError::Missing(path)) if is_file => bail!("there is no file {path}"),
             Err(OpenError::NotOurs(path)) if is_file => bail!(

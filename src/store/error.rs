@@ -114,10 +114,20 @@ pub enum OpenError {
     )]
     ForeignWal { database: String, wal: String },
     #[error(
-        "{0} lacks transactions that were committed while it was served: its WAL file was deleted, or an older copy was \
-         put in its place; put the missing file back or restore a backup; to use it as it is, delete {0}-lock"
+        "{0} lacks transactions that were committed while it was served: its WAL file was deleted or cut short, or an older \
+         copy was put in its place; put the missing file back or restore a backup; to go on without them, run \
+         `plantstore check --accept-loss`"
     )]
-    Older(String),
+    Incomplete(String),
+    #[error(
+        "{0} was in use when it was copied or when its server was killed, and its WAL file {0}-wal is missing; put it next to \
+         the database or restore a backup; to go on without it, run `plantstore check --accept-loss`"
+    )]
+    WalMissing(String),
+    #[error(
+        "{path} has the name of a file that belongs to the database {database}; choose another --store"
+    )]
+    Companion { path: String, database: String },
     #[error(
         "there is no database at {path}, but {lock} says that one was served here; \
          move it back or restore a backup; to start with an empty store, delete {lock}"

@@ -58,6 +58,14 @@ pub fn is_backup(location: &Location) -> bool {
     }
 }
 
+/// Has a store opened from now on although transactions are missing. Stores in other places are never refused for that.
+pub fn accept_loss(location: &Location) -> Result<(), OpenError> {
+    match location {
+        Location::Sqlite(path) => sqlite::accept_loss(path),
+        Location::Postgres(_) => Ok(()),
+    }
+}
+
 impl Store {
     /// Opens a store that is there to look at it, beside servers or without any; or a backup, which is left as it is.
     pub fn open(location: &Location) -> Result<Self, OpenError> {

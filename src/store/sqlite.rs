@@ -45,7 +45,7 @@ use crate::store::sqlite::checkpoints::Checkpoints;
 use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
 use crate::store::sqlite::rows::PlantRow;
-use crate::store::sqlite::session::{Generation, Session};
+use crate::store::sqlite::session::{Session, State};
 use crate::token::TokenDigest;
 
 /// While plants are copied in, the WAL is moved into the database when it has a quarter of its pages, or this many (64 MiB).
@@ -68,8 +68,8 @@ pub struct Sqlite {
 /// A session ends with its store, unless that has failed: then it is not dropped.
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        if let Some(session) = &mut self.session {
-            session.end(&mut self.connection);
+        if let Some(session) = &self.session {
+            session.end(&self.connection);
         }
     }
 }
@@ -131,10 +131,9 @@ impl Sqlite {
         clock::compare_with(rows::newest(&connection).map_err(open::unusable(path))?);
         let mut store = Self::new(connection);
         store.session = session;
-        let generation = Generation::read(&store.connection).map_err(open::unusable(path))?;
-        if let Some(generation) = generation {
+        if let Some(state) = State::read(&store.connection).map_err(open::unusable(path))? {
             let database = open::file(path)?;
-            let files = FileIdentity::new(&store.connection, path, database, generation.identity);
+            let files = FileIdentity::new(&store.connection, path, database, state.identity);
             store.files = Some(files.map_err(open::failed_to("look at the files of", path))?);
         }
         store.checkpoints = Some(Checkpoints::new(open::shared(path)?, open::file(path)?));
@@ -173,11 +172,14 @@ impl Sqlite {
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
-        let is_new_cycle = self.prepare_write()?;
+        let wal_frames = self.prepare_write()?;
         let transaction = write(&mut self.connection)?;
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
         let number = rows::last_batch(&transaction)?.saturating_add(1);
+        if let Some(session) = &mut self.session {
+            session.mark_wal(&transaction, wal_frames)?;
+        }
         let mut outcomes = Vec::with_capacity(batch.len());
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
@@ -203,13 +205,11 @@ impl Sqlite {
                 params![token.0, used_at.as_millisecond()],
             )?;
         }
-        let session = self.session.as_mut().filter(|_| is_new_cycle);
-        if let Some(session) = &session {
-            session.advance(&transaction)?;
-        }
         transaction.commit()?;
-        if let Some(session) = session {
-            session.committed();
+        if let Some(session) = &mut self.session
+            && outcomes.contains(&Outcome::Added)
+        {
+            session.note(number);
         }
         Ok(outcomes)
     }
@@ -225,24 +225,22 @@ impl Sqlite {
         Ok(transaction.commit()?)
     }
 
-    /// Between two transactions: looks after the files and the WAL. True if the WAL has started again from its beginning.
-    fn prepare_write(&mut self) -> Result<bool, StoreError> {
-        self.check_files()?;
+    /// To be called before each transaction: looks after the files and the WAL. Returns the length of the WAL in frames.
+    fn prepare_write(&mut self) -> Result<i32, StoreError> {
         let wal_frames = self.log_pages.load(Ordering::Relaxed);
+        self.check_files(wal_frames)?;
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.proceed(&self.connection, wal_frames)?;
         }
-        let session = self.session.as_mut();
-        Ok(session.is_some_and(|session| session.is_new_cycle(wal_frames)))
+        Ok(wal_frames)
     }
 
     /// Makes sure that the path still leads to the files that are open. If it does not, what is in them is saved as far as
     /// possible, and nothing may be acknowledged any more.
-    fn check_files(&mut self) -> Result<(), StoreError> {
-        let Some(files) = self.files.as_mut().filter(|files| files.is_due()) else {
+    fn check_files(&mut self, wal_frames: i32) -> Result<(), StoreError> {
+        let Some(files) = self.files.as_mut().filter(|files| files.is_due(wal_frames)) else {
             return Ok(());
         };
-        let wal_frames = self.log_pages.load(Ordering::Relaxed);
         let checked = files.check(&self.connection, wal_frames);
         if let Some(session) = &mut self.session {
             session.keep_lock_file(files.path());
@@ -401,11 +399,6 @@ impl Sqlite {
         // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
         self.connection
             .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        if session::is_behind(&self.connection)? {
-            let problem =
-                "transactions are missing: the WAL file was deleted, or this is an older copy";
-            tell(Finding::Wrong(problem.to_owned()));
-        }
         Ok(check::check(&self.connection, tell)?)
     }
 
@@ -427,6 +420,11 @@ impl Sqlite {
 /// Begins a transaction that holds the write lock from the start, so that it cannot fail half-way for want of it.
 fn write(connection: &mut Connection) -> Result<Transaction<'_>, StoreError> {
     Ok(connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
+}
+
+/// Has a store opened from now on although transactions are missing.
+pub fn accept_loss(path: &Path) -> Result<(), OpenError> {
+    open::accept_loss(path)
 }
 
 /// Whether this is a backup, as far as its header says.

@@ -93,7 +93,7 @@ pub(super) fn copy_pages(
 }
 
 /// A connection to an empty file that is synced by us, and thrown away if anything goes wrong.
-fn scratch(path: &Path) -> Result<Connection, SaveError> {
+pub(super) fn scratch(path: &Path) -> Result<Connection, SaveError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(open::unusable(path))?;
     let pragmas =

@@ -24,6 +24,7 @@ pub(super) struct FileIdentity {
     /// Dropped only when this process has no connection to the database: closing a file releases SQLite's locks on it.
     database: File,
     database_id: FileId,
+    wal: File,
     wal_id: FileId,
     shared_memory_id: FileId,
     database_len: u64,
@@ -81,6 +82,7 @@ impl FileIdentity {
         let mut files = Self {
             given: std::path::absolute(path)?,
             database_id: id("")?,
+            wal: File::open(with_suffix(&real, "-wal"))?,
             wal_id: id("-wal")?,
             shared_memory_id: id("-shm")?,
             database_len: database.metadata()?.len(),
@@ -95,9 +97,9 @@ impl FileIdentity {
         Ok(files)
     }
 
-    /// True if it is time for another check.
-    pub(super) fn is_due(&self) -> bool {
-        Instant::now() >= self.next_check
+    /// True if it is time for another check. A WAL that was truncated is noticed at once: the next commit would hide it.
+    pub(super) fn is_due(&self, wal_frames: i32) -> bool {
+        Instant::now() >= self.next_check || self.is_wal_shorter_than(wal_frames)
     }
 
     /// Looks at the files. The connection is one to the store; `wal_frames` is the length of the WAL as it last knew it.
@@ -107,9 +109,6 @@ impl FileIdentity {
         wal_frames: i32,
     ) -> Result<(), Accident> {
         self.next_check = Instant::now() + INTERVAL;
-        let is = |path: &Path, expected: FileId| {
-            fs::metadata(path).is_ok_and(|found| id(&found) == expected)
-        };
         if !is(&self.given, self.database_id) || !is(&self.real, self.database_id) {
             return Err(Accident::DatabaseElsewhere);
         }
@@ -122,25 +121,21 @@ impl FileIdentity {
         if !self.has_content(connection) {
             return Err(Accident::ContentDestroyed(self.real.clone()));
         }
-        let wal = with_suffix(&self.real, "-wal");
-        if self.is_shorter_than(&wal, wal_frames)
-            // Another process may have started the WAL again.
-            && wal_frames_now(connection).is_some_and(|frames| self.is_shorter_than(&wal, frames))
+        // Another process may have started the WAL again from its beginning, and cut it off.
+        if self.is_wal_shorter_than(wal_frames)
+            && wal_frames_now(connection).is_none_or(|frames| self.is_wal_shorter_than(frames))
         {
-            return Err(Accident::ContentDestroyed(wal));
+            return Err(Accident::ContentDestroyed(with_suffix(&self.real, "-wal")));
         }
         Ok(())
     }
 
-    /// Where the database is now, if it still has a name.
+    /// Where the database is now, if any path leads to it.
     pub(super) fn where_moved(&self) -> Option<PathBuf> {
         use std::os::fd::AsRawFd;
-        let has_name = self
-            .database
-            .metadata()
-            .is_ok_and(|found| found.nlink() > 0);
         let link = format!("/proc/self/fd/{}", self.database.as_raw_fd());
-        has_name.then(|| fs::read_link(link).unwrap_or_default())
+        let path = fs::read_link(link).ok()?;
+        is(&path, self.database_id).then_some(path)
     }
 
     /// The path of the database.
@@ -185,12 +180,13 @@ impl FileIdentity {
         Ok(())
     }
 
-    fn is_shorter_than(&self, wal: &Path, frames: i32) -> bool {
+    fn is_wal_shorter_than(&self, frames: i32) -> bool {
         const HEADER: u64 = 32;
         const FRAME_HEADER: u64 = 24;
         let frames = u64::try_from(frames).unwrap_or_default();
         let frame = self.page.len() as u64 + FRAME_HEADER;
-        fs::metadata(wal).is_ok_and(|found| frames > 0 && found.len() < HEADER + frames * frame)
+        let len = self.wal.metadata().map(|found| found.len());
+        len.is_ok_and(|len| frames > 0 && len < HEADER + frames * frame)
     }
 }
 
@@ -198,6 +194,10 @@ impl FileIdentity {
 fn wal_frames_now(connection: &Connection) -> Option<i32> {
     let sql = "PRAGMA wal_checkpoint(NOOP)";
     connection.query_row(sql, [], |row| row.get(1)).ok()
+}
+
+fn is(path: &Path, expected: FileId) -> bool {
+    fs::metadata(path).is_ok_and(|found| id(&found) == expected)
 }
 
 fn id(found: &Metadata) -> FileId {

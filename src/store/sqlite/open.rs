@@ -13,12 +13,12 @@ use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::fs::{
-    APPLICATION_ID, Content, create_empty, open_existing, orphan_of, resolve_links,
-    sync_directory_of, with_suffix,
+    APPLICATION_ID, Content, create_empty, database_of_companion, open_existing, orphan_of,
+    resolve_links, sync_directory_of, with_suffix,
 };
 use crate::store::contract::Footprint;
 use crate::store::error::OpenError;
-use crate::store::sqlite::session::{self, Generation, Lock, Session};
+use crate::store::sqlite::session::{self, Lock, Session};
 use crate::store::sqlite::wal_check;
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
@@ -45,15 +45,13 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError>
     let mut connection = connect(path)?;
     let lock = Lock::take(&real(path)?)?;
     upgrade(&mut connection, path)?;
-    lock.check(Generation::read(&connection).map_err(unusable(path))?, path)?;
+    let session = Session::begin(&connection, lock).map_err(unusable(path))?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
-        Ok(true) => {}
-        Ok(false) => return Err(OpenError::Held(path.display().to_string())),
-        Err(source) => return Err(unusable(path)(source)),
+        Ok(true) => Ok((connection, session)),
+        Ok(false) => Err(OpenError::Held(path.display().to_string())),
+        Err(source) => Err(unusable(path)(source)),
     }
-    let session = Session::begin(&mut connection, lock).map_err(unusable(path))?;
-    Ok((connection, session))
 }
 
 /// A connection while others may have the store open too. It upgrades the schema only while no server is running.
@@ -88,6 +86,7 @@ pub(super) fn at_rest(path: &Path) -> Result<Connection, OpenError> {
     if !path.exists() {
         return Err(OpenError::NoFile(name));
     }
+    session::check_wal(&real(path)?)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     match is_at_rest(&connection, path) {
@@ -117,6 +116,23 @@ pub(super) fn lay_to_rest(path: &Path) -> Result<(), OpenError> {
     }
 }
 
+/// Has a store opened from now on although transactions are missing.
+pub(super) fn accept_loss(path: &Path) -> Result<(), OpenError> {
+    if !path.exists() {
+        return Err(OpenError::Missing(path.display().to_string()));
+    }
+    let real = real(path)?;
+    check_no_orphan(&real)?;
+    session::check_wal(&real)?;
+    let lock = Lock::take(&real)?;
+    let mut connection = connect_locked(path)?;
+    upgrade(&mut connection, path)?;
+    session::set_clean(&connection, true).map_err(unusable(path))?;
+    lock.forget_batch();
+    drop(connection);
+    Ok(())
+}
+
 /// The file of the database itself, to be synced.
 pub(super) fn file(path: &Path) -> Result<File, OpenError> {
     File::open(path).map_err(failed_to("open", path))
@@ -128,7 +144,13 @@ pub(super) fn create(path: &Path) -> Result<(), OpenError> {
     let real = real(path)?;
     if fs::metadata(&real).map_or(0, |found| found.len()) == 0 {
         check_no_orphan(&real)?;
-        if session::noted(&real).is_some() {
+        if let Some(database) = database_of_companion(&real) {
+            return Err(OpenError::Companion {
+                path: path.display().to_string(),
+                database: database.display().to_string(),
+            });
+        }
+        if session::was_served(&real) {
             return Err(OpenError::Gone {
                 path: path.display().to_string(),
                 lock: with_suffix(&real, "-lock").display().to_string(),
@@ -205,7 +227,9 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     }
     check_one_name(&real)?;
     session::check_wal(&real)?;
-    connect_locked(path)
+    let connection = connect_locked(path)?;
+    session::check_complete(&connection, &real)?;
+    Ok(connection)
 }
 
 /// Connects without looking at the WAL first.

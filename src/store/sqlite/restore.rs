@@ -13,8 +13,8 @@ use crate::fs::{
 };
 use crate::store::contract::Location;
 use crate::store::error::{OpenError, SaveError};
-use crate::store::sqlite::open;
-use crate::store::sqlite::session::Lock;
+use crate::store::sqlite::session::{Lock, State, set_clean};
+use crate::store::sqlite::{backup, open};
 
 /// Bytes between two words about how far it is.
 const CHUNK: usize = 1 << 20;
@@ -77,10 +77,15 @@ impl Restoration {
 
     /// Puts it in place. Returns the name under which the store that was there is kept.
     pub fn finish(self) -> Result<Option<PathBuf>, SaveError> {
+        let connection = backup::scratch(self.file.path())?;
+        if State::read(&connection)?.is_some() {
+            set_clean(&connection, true)?;
+        }
+        drop(connection);
         self.file.set_journal_mode(JournalMode::Wal)?;
         give_to_owner_of(&self.store, self.file.file());
         // A store with an older state than the one that was served here is what was asked for.
-        self.lock.forget_generation();
+        self.lock.forget_batch();
         let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
         let kept = with_suffix(&self.store, &format!("-before-{now}"));
         let moved = set_companions_aside(&self.store, &kept)?;

@@ -1,9 +1,8 @@
-//! The one process that may serve a store at a time: its lock, and the generation that shows afterwards whether all it wrote
-//! is still there.
+//! The one process that may serve a store at a time: its lock, and what shows afterwards whether all it wrote is still there.
 //!
-//! The generation is a counter in the database. It grows in the first transactions of a session, of each new cycle of the
-//! WAL, and at the end. After each commit that raised it, it is noted in the lock file. A database (with its WAL) whose
-//! generation is lower than noted lacks transactions: its WAL was deleted, or an older copy was put in its place.
+//! After each commit of new plants the number of the batch is noted in the lock file. A database (with its WAL) whose last
+//! batch is lower than noted lacks transactions: its WAL was deleted, or an older copy was put in its place. A database that
+//! was copied away from a killed server has no lock file; it says itself that it was not closed, and needs its WAL.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, TryLockError};
@@ -14,51 +13,112 @@ use std::path::Path;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, Error, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Error, OpenFlags};
 
-use crate::fs::{create_empty, is_same_file, open_existing, with_suffix};
+use crate::fs::{Content, create_empty, is_same_file, open_existing, with_suffix};
 use crate::store::error::OpenError;
-use crate::store::sqlite::open::failed_to;
-use crate::store::sqlite::wal_check;
+use crate::store::sqlite::open::{failed_to, unusable};
+use crate::store::sqlite::{rows, wal_check};
 
-/// Which store a database is, and how far it has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Generation {
+/// What a database says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct State {
     pub(super) identity: [u8; 16],
-    number: i64,
+    is_clean: bool,
 }
 
-impl Generation {
-    /// Reads it from a database; none if that was made before there were generations.
+impl State {
+    /// Reads it from a database; none if that was made before there was such a thing.
     pub(super) fn read(connection: &Connection) -> Result<Option<Self>, Error> {
         let exists = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'store')";
         if !connection.query_row(exists, [], |row| row.get(0))? {
             return Ok(None);
         }
-        let select = "SELECT identity, generation FROM store";
+        let select = "SELECT identity, clean FROM store";
         let read = connection.query_row(select, [], |row| {
             Ok(Self {
                 identity: row.get(0)?,
-                number: row.get(1)?,
+                is_clean: row.get(1)?,
             })
         })?;
         Ok(Some(read))
     }
+}
 
+/// Says that a database is complete without a WAL, or that it is not.
+pub(super) fn set_clean(connection: &Connection, is_clean: bool) -> Result<(), Error> {
+    let sql = "UPDATE store SET clean = ?1";
+    connection.execute(sql, [is_clean]).map(drop)
+}
+
+/// The last batch of a store, as the lock file has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Noted {
+    identity: [u8; 16],
+    batch: i64,
+}
+
+impl Noted {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let (Some("store"), Some(identity)) = (words.next(), words.next()) else {
             return None;
         };
-        let (Some("generation"), Some(number)) = (words.next(), words.next()) else {
+        let (Some("batch"), Some(batch)) = (words.next(), words.next()) else {
             return None;
         };
         let identity = u128::from_str_radix(identity, 16).ok()?;
         Some(Self {
             identity: identity.to_be_bytes(),
-            number: number.parse().ok()?,
+            batch: batch.parse().ok()?,
         })
     }
+
+    /// Of the store at this path.
+    fn read(store: &Path) -> Option<Self> {
+        let text = read_text(&open_existing(&with_suffix(store, "-lock"), false).ok()?);
+        Self::parse(text.lines().nth(1)?)
+    }
+}
+
+/// A lock file is short.
+fn read_text(file: &File) -> String {
+    let mut text = String::new();
+    let _ = file.take(1024).read_to_string(&mut text);
+    text
+}
+
+/// True if the lock file at this path says that a store was served here.
+pub(super) fn was_served(store: &Path) -> bool {
+    Noted::read(store).is_some()
+}
+
+/// Checks that a database, with its WAL, has every transaction that was committed while it was served.
+pub(super) fn check_complete(connection: &Connection, store: &Path) -> Result<(), OpenError> {
+    // First what is noted: a server may go on.
+    let noted = Noted::read(store);
+    let state = State::read(connection).map_err(unusable(store))?;
+    let Some(state) = state else {
+        return Ok(());
+    };
+    let path = || store.display().to_string();
+    match noted.filter(|noted| noted.identity == state.identity) {
+        Some(noted) => {
+            let last = rows::last_batch(connection).map_err(unusable(store))?;
+            if last < noted.batch {
+                return Err(OpenError::Incomplete(path()));
+            }
+        }
+        None if !state.is_clean && is_empty(&with_suffix(store, "-wal")) => {
+            return Err(OpenError::WalMissing(path()));
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+fn is_empty(wal: &Path) -> bool {
+    fs::metadata(wal).map_or(0, |found| found.len()) == 0
 }
 
 /// Excludes other servers, imports without a server, upgrades and restores for as long as it is held.
@@ -69,7 +129,6 @@ impl Generation {
 #[derive(Debug)]
 pub struct Lock {
     file: File,
-    noted: Option<Generation>,
     /// Dropped only when this process has no connection to the database: closing a file releases SQLite's locks on it.
     _database: Option<File>,
 }
@@ -78,7 +137,7 @@ impl Lock {
     /// Takes the lock on a store, which need not exist yet. The path is that of the file itself.
     pub(super) fn take(store: &Path) -> Result<Self, OpenError> {
         let path = with_suffix(store, "-lock");
-        let mut file = create_empty(&path, store)
+        let file = create_empty(&path, store)
             .and_then(|_| open_existing(&path, true))
             .map_err(failed_to("open", &path))?;
         let locked = || OpenError::Locked {
@@ -94,14 +153,12 @@ impl Lock {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed_to("open", store)(error)),
         };
-        let mut text = String::new();
-        let _ = (&mut file).take(1024).read_to_string(&mut text);
+        let noted = read_text(&file).lines().nth(1).and_then(Noted::parse);
         let lock = Self {
             file,
-            noted: text.lines().nth(1).and_then(Generation::parse),
             _database: database,
         };
-        lock.write(lock.noted);
+        lock.write(noted);
         Ok(lock)
     }
 
@@ -124,21 +181,7 @@ impl Lock {
         Ok(Some(locked))
     }
 
-    /// Checks that a database is not older than the one that was served here last.
-    pub(super) fn check(&self, found: Option<Generation>, store: &Path) -> Result<(), OpenError> {
-        match (self.noted, found) {
-            (Some(noted), Some(found)) if is_older(found, noted) => {
-                Err(OpenError::Older(store.display().to_string()))
-            }
-            (Some(noted), Some(found)) if found.identity != noted.identity => {
-                tracing::warn!(store = %store.display(), "this is not the store that was served here last");
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Creates the lock file again if somebody has deleted or replaced it, and returns true then: the generation in it must
+    /// Creates the lock file again if somebody has deleted or replaced it, and returns true then: what is noted in it must
     /// outlive this process.
     fn recreate_file(&mut self, store: &Path) -> bool {
         let path = with_suffix(store, "-lock");
@@ -157,18 +200,18 @@ impl Lock {
         }
     }
 
-    /// Any database will do from now on.
-    pub(super) fn forget_generation(&self) {
+    /// Whatever database is at this path from now on, it is complete.
+    pub(super) fn forget_batch(&self) {
         self.write(None);
     }
 
-    /// Not synced: a generation that a power failure takes back is one that is not checked for.
-    fn write(&self, generation: Option<Generation>) {
+    /// Not synced: a batch that a power failure takes back is one that is not checked for.
+    fn write(&self, noted: Option<Noted>) {
         let mut text = format!("{:<20}\n", std::process::id());
-        if let Some(Generation { identity, number }) = generation {
+        if let Some(Noted { identity, batch }) = noted {
             let identity = u128::from_be_bytes(identity);
             // Of one length, so that one write replaces all of it.
-            let _ = writeln!(text, "store {identity:032x} generation {number:020}");
+            let _ = writeln!(text, "store {identity:032x} batch {batch:020}");
         }
         let written = self.file.write_all_at(text.as_bytes(), 0);
         let written = written.and_then(|()| self.file.set_len(text.len() as u64));
@@ -176,10 +219,6 @@ impl Lock {
             tracing::warn!(%error, "cannot write to the lock file");
         }
     }
-}
-
-fn is_older(found: Generation, noted: Generation) -> bool {
-    found.identity == noted.identity && found.number < noted.number
 }
 
 fn try_lock(file: &File, path: &Path) -> Result<bool, OpenError> {
@@ -192,97 +231,74 @@ fn try_lock(file: &File, path: &Path) -> Result<bool, OpenError> {
 
 /// The process id in a lock file.
 fn holder(path: &Path) -> Option<String> {
-    let mut text = String::new();
-    let file = open_existing(path, false).ok()?;
-    file.take(1024).read_to_string(&mut text).ok()?;
+    let text = read_text(&open_existing(path, false).ok()?);
     let pid = text.lines().next()?.trim();
     (!pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit())).then(|| pid.to_owned())
-}
-
-/// What the lock file of this store has noted.
-pub(super) fn noted(store: &Path) -> Option<Generation> {
-    let mut text = String::new();
-    let file = open_existing(&with_suffix(store, "-lock"), false).ok()?;
-    file.take(1024).read_to_string(&mut text).ok()?;
-    Generation::parse(text.lines().nth(1)?)
-}
-
-/// True if a database lacks transactions that were committed while it was served here.
-pub(super) fn is_behind(connection: &Connection) -> Result<bool, Error> {
-    let noted = connection.path().and_then(|path| noted(path.as_ref()));
-    let found = Generation::read(connection)?;
-    Ok(noted
-        .zip(found)
-        .is_some_and(|(noted, found)| is_older(found, noted)))
 }
 
 /// A store that this process serves.
 #[derive(Debug)]
 pub(super) struct Session {
     lock: Lock,
-    generation: Generation,
+    noted: Noted,
     /// Frames in the WAL after the last batch.
     wal_frames: i32,
 }
 
 impl Session {
-    /// Begins a session on a database that was checked against the lock.
-    pub(super) fn begin(connection: &mut Connection, lock: Lock) -> Result<Self, Error> {
-        let generation = Generation::read(connection)?.ok_or(Error::QueryReturnedNoRows)?;
-        let mut session = Self {
+    /// Begins a session on a database that is complete.
+    pub(super) fn begin(connection: &Connection, lock: Lock) -> Result<Self, Error> {
+        let state = State::read(connection)?.ok_or(Error::QueryReturnedNoRows)?;
+        let session = Self {
             lock,
-            generation,
-            wal_frames: 0,
+            noted: Noted {
+                identity: state.identity,
+                batch: rows::last_batch(connection)?,
+            },
+            wal_frames: i32::MAX,
         };
-        session.advance_alone(connection)?;
+        session.lock.write(Some(session.noted));
+        set_clean(connection, false)?;
         Ok(session)
+    }
+
+    /// To be called in each transaction. If the WAL has started from its beginning, the identity of the store is written to it.
+    pub(super) fn mark_wal(
+        &mut self,
+        connection: &Connection,
+        wal_frames: i32,
+    ) -> Result<(), Error> {
+        if wal_frames < self.wal_frames {
+            connection.execute("UPDATE store SET wal_cycle = wal_cycle + 1", [])?;
+        }
+        self.wal_frames = wal_frames;
+        Ok(())
+    }
+
+    /// Notes a batch that is durable now.
+    pub(super) fn note(&mut self, batch: i64) {
+        self.noted.batch = batch;
+        // Only the number: at the same place, and of the same length.
+        let text = format!("{batch:020}");
+        let _ = self.lock.file.write_all_at(text.as_bytes(), BATCH_OFFSET);
     }
 
     /// Looks after the lock file, which somebody may have deleted.
     pub(super) fn keep_lock_file(&mut self, store: &Path) {
         if self.lock.recreate_file(store) {
-            self.lock.write(Some(self.generation));
+            self.lock.write(Some(self.noted));
         }
     }
 
-    /// True if the WAL has started again from its beginning since the last call. The next transaction then has to raise the
-    /// generation.
-    pub(super) fn is_new_cycle(&mut self, wal_frames: i32) -> bool {
-        let is_new = wal_frames < self.wal_frames;
-        self.wal_frames = wal_frames;
-        is_new
-    }
-
-    /// Raises the generation within a transaction. Call `committed` after its commit.
-    pub(super) fn advance(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
-        let mut update = transaction.prepare_cached("UPDATE store SET generation = ?1")?;
-        update.execute([self.generation.number + 1])?;
-        Ok(())
-    }
-
-    /// Notes the raised generation, which is durable now.
-    pub(super) fn committed(&mut self) {
-        self.generation.number += 1;
-        self.lock.write(Some(self.generation));
-    }
-
-    /// Ends the session: a copy of the database that was made during it is older from now on.
-    pub(super) fn end(&mut self, connection: &mut Connection) {
-        // Without it such a copy is not noticed; nothing else depends on it.
-        let _ = self.advance_alone(connection);
-    }
-
-    fn advance_alone(&mut self, connection: &mut Connection) -> Result<(), Error> {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        self.advance(&transaction)?;
-        transaction.commit()?;
-        self.committed();
-        Ok(())
+    /// Ends the session, before the connection is closed.
+    pub(super) fn end(&self, connection: &Connection) {
+        // If that fails, the database needs its WAL or the lock file as after a kill.
+        let _ = set_clean(connection, true);
     }
 }
 
-/// Generations are raised at most this often while the WAL is in one cycle: at its start, and at the end of the session.
-const RAISED_PER_CYCLE: i64 = 2;
+/// Where the number of the batch is in the lock file.
+const BATCH_OFFSET: u64 = 21 + "store  batch ".len() as u64 + 32;
 
 /// Everything but what may stand in the path of a URI as it is.
 const ENCODED: AsciiSet = NON_ALPHANUMERIC
@@ -296,35 +312,36 @@ const ENCODED: AsciiSet = NON_ALPHANUMERIC
 /// While the store is served this is not checked: then the WAL changes all the time, and it was checked at the start.
 pub(super) fn check_wal(store: &Path) -> Result<(), OpenError> {
     let wal = with_suffix(store, "-wal");
-    if fs::metadata(&wal).map_or(0, |found| found.len()) == 0 {
+    if is_empty(&wal) {
         return Ok(());
     }
     // Without the right to lock, nothing can be written either.
-    let Ok(Some(_locked)) = Lock::take_if_free(store) else {
+    let Ok(Some([_, database])) = Lock::take_if_free(store) else {
         return Ok(());
     };
     let foreign = || OpenError::ForeignWal {
         database: store.display().to_string(),
         wal: wal.display().to_string(),
     };
-    if wal_check::lacks_pages(&wal, store).map_err(failed_to("read", &wal))? {
+    let content = database.as_ref().map(Content::of).transpose();
+    if content.map_err(failed_to("read", store))? == Some(Content::Backup)
+        || wal_check::lacks_pages(&wal, store).map_err(failed_to("read", &wal))?
+    {
         return Err(foreign());
     }
     let Some(without_wal) = read_without_wal(store) else {
         return Ok(());
     };
+    if Noted::read(store).is_some_and(|noted| noted.identity != without_wal.identity) {
+        return Err(foreign());
+    }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let with_wal = Connection::open_with_flags(store, flags).and_then(|connection| {
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        Generation::read(&connection)
+        State::read(&connection)
     });
     match with_wal {
-        Ok(Some(with_wal))
-            if with_wal.identity == without_wal.identity
-                && with_wal.number - without_wal.number <= RAISED_PER_CYCLE =>
-        {
-            Ok(())
-        }
+        Ok(Some(with_wal)) if with_wal.identity == without_wal.identity => Ok(()),
         Err(error) if !is_damage(&error) => Ok(()), // the connection that follows will report it
         _ => Err(foreign()),
     }
@@ -338,12 +355,12 @@ fn is_damage(error: &Error) -> bool {
     )
 }
 
-/// The generation in the database file alone; none if it cannot be read.
-fn read_without_wal(store: &Path) -> Option<Generation> {
+/// The state in the database file alone; none if it cannot be read.
+fn read_without_wal(store: &Path) -> Option<State> {
     let path = percent_encode(store.as_os_str().as_bytes(), &ENCODED);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_URI;
     let connection = Connection::open_with_flags(format!("file:{path}?immutable=1"), flags).ok()?;
-    Generation::read(&connection).ok()?
+    State::read(&connection).ok()?
 }
