@@ -53,7 +53,7 @@ build:
 
 it: build
 	$(CARGO) test --locked
-	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: operations::
+	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: operations:: outage::an_outage_of_the_database
 
 # The docs page in a real browser. What it looked like is then in target/docs-page.
 browser: build

@@ -153,7 +153,7 @@ impl Answers {
     }
 }
 
-/// What the store made of the plants that it was given.
+/// Adds by their outcome, as reported to the client: each add is counted once.
 #[derive(Default)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Adds {
@@ -162,23 +162,25 @@ pub struct Adds {
     pub taken: Figure,
     pub damaged: Figure,
     pub busy: Figure,
+    pub unreachable: Figure,
     pub full: Figure,
-    pub lost: Figure,
-    /// These never reached it.
+    pub unknown: Figure,
+    /// Rejected before they were queued.
     pub queue_full: Figure,
 }
 
 impl Adds {
     /// Each with its name.
-    pub fn all(&self) -> [(&'static str, u64); 8] {
+    pub fn all(&self) -> [(&'static str, u64); 9] {
         [
             ("added", &self.added),
             ("already_there", &self.already_there),
             ("taken", &self.taken),
             ("damaged", &self.damaged),
             ("busy", &self.busy),
+            ("unreachable", &self.unreachable),
             ("full", &self.full),
-            ("lost", &self.lost),
+            ("unknown", &self.unknown),
             ("queue_full", &self.queue_full),
         ]
         .map(|(name, figure)| (name, figure.value()))
@@ -242,7 +244,7 @@ impl Metrics {
         Connection(Arc::clone(self))
     }
 
-    /// A batch of so many plants was committed just now; none is a batch that was a try.
+    /// Records the commit of a batch of plants; a batch of none was a probe.
     pub fn committed(&self, plants: u64, took: Duration) {
         if plants > 0 {
             self.batches.observe(plants);

@@ -146,7 +146,8 @@ struct Opened {
 
 fn open(settings: &Settings) -> anyhow::Result<Opened> {
     let location = &settings.store.store;
-    let timeout = settings.store_timeout;
+    // The store gives up a little before the request does, so that the client gets its reason.
+    let timeout = settings.store_timeout * 7 / 8;
     let mut stores = Store::open_to_serve(location, settings.store_connections, timeout)?;
     let first_token = match (location, &mut stores[..]) {
         (Location::Sqlite(path), [store, ..]) => first_run::make_first_token(store, path)?,

@@ -29,7 +29,8 @@ use crate::writer::in_hand::lock;
 use crate::writer::post::Post;
 
 pub use error::AddError;
-pub use pulse::{Pulse, Unwell};
+pub use health::Unwell;
+pub use pulse::Pulse;
 
 /// The way to the store for everything that is written while serving. When the last clone is
 /// dropped, the threads commit what is queued and end.
@@ -91,7 +92,8 @@ impl Writer {
             in_hand: bodies.iter().map(|_| InHand::default()).collect(),
             call: Arc::clone(&call),
         });
-        tokio::spawn(watch(Arc::downgrade(&desk), reply_timeout));
+        let metrics = Arc::clone(&reports.metrics);
+        tokio::spawn(watch(Arc::downgrade(&desk), reply_timeout, metrics));
         let post = Post::start();
         for (number, body) in bodies.into_iter().enumerate() {
             let (desk, end) = (Arc::clone(&desk), end.clone());
@@ -113,6 +115,7 @@ impl Writer {
             desk: Arc::downgrade(&desk),
             reports,
         };
+        tokio::spawn(writer.pulse().probe_regularly(reply_timeout));
         (writer, WriterThreads { running, ended })
     }
 
@@ -135,17 +138,23 @@ impl Writer {
     pub async fn add(&self, plant: NewPlant, token: TokenId) -> Result<Plant, AddError> {
         let (reply, replied) = self.post.reply();
         let job = Job::Add(Addition { plant, token }, reply);
+        let adds = &self.reports.metrics.adds;
         self.queue.try_send(job).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
-                self.reports.metrics.adds.queue_full.add(1);
+                adds.queue_full.add(1);
                 AddError::Busy
             }
-            mpsc::error::TrySendError::Closed(_) => AddError::Lost,
+            mpsc::error::TrySendError::Closed(_) => {
+                adds.unknown.add(1);
+                AddError::Unknown
+            }
         })?;
         self.call
             .queued(self.queue.max_capacity() - self.queue.capacity());
-        // Without a reply the thread is gone.
-        replied.await.unwrap_or(Err(AddError::Lost))
+        replied.await.unwrap_or_else(|_| {
+            adds.unknown.add(1); // the thread is gone
+            Err(AddError::Unknown)
+        })
     }
 
     /// Notes that a token was used, some time soon; a full queue forgets it.
@@ -216,10 +225,10 @@ mod tests {
             }],
         );
         let answer = writer.add(plant(), TokenId(1)).await;
-        assert_eq!(answer, Err(AddError::Lost));
+        assert_eq!(answer, Err(AddError::Unknown));
         assert!(thread.ended().await.is_err());
         let answer = writer.add(plant(), TokenId(1)).await;
-        assert_eq!(answer, Err(AddError::Lost));
+        assert_eq!(answer, Err(AddError::Unknown));
     }
 
     #[tokio::test]
@@ -258,6 +267,6 @@ mod tests {
         let stuck = writer.add(plant(), TokenId(1));
         let behind = writer.add(plant(), TokenId(1));
         let answers = tokio::join!(stuck, behind);
-        assert_eq!(answers, (Err(AddError::Lost), Err(AddError::Busy)));
+        assert_eq!(answers, (Err(AddError::Unknown), Err(AddError::Busy)));
     }
 }

@@ -50,9 +50,10 @@ catalogue! {
     TooMany = 42900 "the token makes more requests than it may",
     HeadTooLarge = 43100 "the request line and headers are larger than the limit",
     Defect = 50000 "a defect of the service, or of what it stored",
-    Busy = 50300 "the service is too busy, or the store cannot be reached; nothing was stored",
-    AnswerLost = 50301 "the store's answer was lost; nobody knows whether the plant was stored",
+    Busy = 50300 "the service is too busy; nothing was stored",
+    Unknown = 50301 "the store did not confirm the write; the plant may or may not be stored",
     StoreFull = 50302 "the store is full; nothing was stored",
+    Unreachable = 50303 "the store cannot be reached or used; nothing was stored",
 }
 
 impl Kind {
@@ -172,6 +173,24 @@ impl ApiError {
         )
     }
 
+    /// Nothing was stored, because the store cannot be reached or used.
+    pub fn unreachable() -> Self {
+        Self::new(
+            Kind::Unreachable,
+            "The store cannot be reached or used at the moment and nothing was stored; \
+             send the same plant again later.",
+        )
+    }
+
+    /// With a cause for the log.
+    #[must_use]
+    pub fn caused_by(self, cause: String) -> Self {
+        Self {
+            cause: Some(cause),
+            ..self
+        }
+    }
+
     /// What kind of error this is.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -243,8 +262,9 @@ impl From<AddError> for ApiError {
                 "The store is full and nothing was stored; \
                  send the same plant again once its operator has made room.",
             ),
-            AddError::Lost => Self::new(
-                Kind::AnswerLost,
+            AddError::Unreachable => Self::unreachable(),
+            AddError::Unknown => Self::new(
+                Kind::Unknown,
                 "The plant may or may not have been stored; \
                  send the same plant again to find out, which is always safe.",
             ),
@@ -255,16 +275,20 @@ impl From<AddError> for ApiError {
     }
 }
 
-/// Only questions end up here (who is this token?), so nothing can have been stored.
+/// For reads, such as that of a token: nothing can have been stored. A read whose response was lost has failed
+/// because the store could not be reached.
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let cause = chain(&error);
-        match error {
-            StoreError::Damaged(_) => Self::defect(cause),
-            _ => Self {
-                cause: Some(cause),
-                ..Self::busy()
-            },
-        }
+        let answer = match &error {
+            StoreError::Damaged(_) => return Self::defect(chain(&error)),
+            StoreError::Busy(_) => Self::busy(),
+            StoreError::Unknown(cause) | StoreError::Failed(cause) => {
+                return Self::unreachable().caused_by(chain(&**cause));
+            }
+            StoreError::Full(_) | StoreError::Unreachable(_) | StoreError::Unusable(_) => {
+                Self::unreachable()
+            }
+        };
+        answer.caused_by(chain(&error))
     }
 }

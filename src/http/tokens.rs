@@ -3,16 +3,17 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::http::error::ApiError;
 use crate::metrics::{Answers, Metrics};
-use crate::store::{Store, TokenId, TokenRecord};
+use crate::store::{Store, StoreError, TokenId, TokenRecord};
 use crate::token::{Token, TokenDigest};
-use crate::writer::Writer;
+use crate::writer::{AddError, Writer};
 
 /// How long a record is believed without another look at the store.
 const FRESH_FOR: Duration = Duration::from_millis(500);
@@ -23,13 +24,12 @@ const FRESH_FOR: Duration = Duration::from_millis(500);
 pub struct Tokens(Arc<Inner>);
 
 struct Inner {
-    store: Mutex<Store>,
+    /// Held while reading, so that a stale record is read once and not once a connection.
+    store: Arc<Mutex<Store>>,
     writer: Writer,
     metrics: Arc<Metrics>,
     known: RwLock<HashMap<TokenDigest, Known>>,
     read_timeout: Duration,
-    /// Held while reading, so that a stale record is read once and not once a connection.
-    reading: tokio::sync::Mutex<()>,
 }
 
 /// A token that the store knows. Whether it may be used, `admit` says.
@@ -49,12 +49,11 @@ impl Tokens {
         read_timeout: Duration,
     ) -> Self {
         Self(Arc::new(Inner {
-            store: Mutex::new(store),
+            store: Arc::new(Mutex::new(store)),
             writer,
             metrics,
             read_timeout,
             known: RwLock::default(),
-            reading: tokio::sync::Mutex::default(),
         }))
     }
 
@@ -65,16 +64,27 @@ impl Tokens {
             return Ok(known);
         }
         let read = async {
-            let _turn = self.0.reading.lock().await;
+            let store = Arc::clone(&self.0.store).lock_owned().await;
             match self.fresh(&digest, answers) {
                 Some(known) => Ok(known),
-                None => self.read(digest).await,
+                None => self.read(digest, store).await,
             }
         };
-        match tokio::time::timeout(self.0.read_timeout, read).await {
-            Ok(result) => result,
-            Err(_) => Err(ApiError::busy()),
-        }
+        let read = tokio::time::timeout(self.0.read_timeout, read).await;
+        read.unwrap_or_else(|_| {
+            let cause = format!("a token was not read within {:?}", self.0.read_timeout);
+            Err(self.unread(StoreError::Unreachable(cause.into())))
+        })
+    }
+
+    /// The response to an add whose token could not be read. It is counted with those that the store has rejected.
+    fn unread(&self, error: StoreError) -> ApiError {
+        let outcome = match AddError::from(&error) {
+            AddError::Unknown | AddError::Full => AddError::Unreachable, // nothing was written
+            outcome => outcome,
+        };
+        outcome.counter(&self.0.metrics.adds).add(1);
+        error.into()
     }
 
     fn fresh(&self, digest: &TokenDigest, answers: &Answers) -> Option<Known> {
@@ -86,18 +96,20 @@ impl Tokens {
         })
     }
 
-    async fn read(&self, digest: TokenDigest) -> Result<Known, ApiError> {
+    async fn read(
+        &self,
+        digest: TokenDigest,
+        mut store: OwnedMutexGuard<Store>,
+    ) -> Result<Known, ApiError> {
         self.0.metrics.token_reads.add(1);
         let read_at = Instant::now();
-        let inner = Arc::clone(&self.0);
-        let record = tokio::task::spawn_blocking(move || {
-            let mut store = inner.store.lock().unwrap_or_else(PoisonError::into_inner);
-            store.token(&digest)
-        })
-        .await
-        .map_err(|panic| ApiError::defect(panic.to_string()))??
-        .filter(|record| record.digest == digest)
-        .ok_or_else(ApiError::unknown_token)?;
+        // The store is not free before it has responded, also if this request is not waiting for it any more.
+        let record = tokio::task::spawn_blocking(move || store.token(&digest))
+            .await
+            .map_err(|panic| ApiError::defect(panic.to_string()))?
+            .map_err(|error| self.unread(error))?
+            .filter(|record| record.digest == digest)
+            .ok_or_else(ApiError::unknown_token)?;
 
         let mut all = self.0.known.write().unwrap_or_else(PoisonError::into_inner);
         let limit = record.rate_limit.map(|per_second| {

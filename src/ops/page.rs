@@ -58,7 +58,7 @@ impl Page {
         self.sample(&labels, 1);
         self.gauge(
             "plantstore_ready",
-            "Whether adds can be taken, as far as is known without asking the store; /readyz asks.",
+            "1 if adds can be taken: the state that /readyz reports.",
         );
         self.value(u8::from(state.is_ready));
         self.gauge(
@@ -107,7 +107,7 @@ impl Page {
     fn write_adds(&mut self, metrics: &Metrics, state: &State, limits: Limits) {
         self.counter(
             "plantstore_adds_total",
-            "Plants by what became of them in the store or, if the queue was full, before it.",
+            "Adds by their outcome, as reported to the client.",
         );
         for (outcome, count) in metrics.adds.all() {
             let labels = format!("{{outcome=\"{outcome}\"}}");

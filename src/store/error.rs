@@ -1,5 +1,5 @@
-//! What can go wrong in the store, told apart by what it means for a plant: not stored, no room,
-//! or nobody knows.
+//! Errors of the store, by what they mean for a plant: not stored (and why), or unknown. Each variant has one
+//! meaning, from here to the error number of the response.
 
 use std::error::Error;
 use std::iter;
@@ -20,19 +20,26 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 /// Why a batch was not committed, or a question not answered.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Nothing was stored; the same batch may succeed later.
+    /// Nothing was stored: others use the store at the moment.
     #[error("the store is busy")]
     Busy(#[source] Cause),
+    /// Nothing was stored: there is no connection to the database, and none could be made in time.
+    #[error("the store cannot be reached")]
+    Unreachable(#[source] Cause),
+    /// Nothing was stored: the database rejects the connection or the statement, or the disk rejects the write, and
+    /// will until a person has changed something.
+    #[error("the store cannot be used")]
+    Unusable(#[source] Cause),
     /// Nothing was stored; there is no room.
     #[error("the store is full")]
     Full(#[source] Cause),
     /// What was asked for is there, but not as it was stored.
     #[error("the store is damaged; run `plantstore check`")]
     Damaged(#[source] Cause),
-    /// Nobody knows what was stored; the same batch, sent again, tells.
-    #[error("the answer of the store was lost")]
+    /// The batch may or may not be stored; the same batch, sent again, tells.
+    #[error("the store did not confirm a write, which may or may not be stored")]
     Unknown(#[source] Cause),
-    /// Nobody knows what was stored, and this process must not use the store again: after a failed
+    /// The batch may or may not be stored, and this process must not use the store again: after a failed
     /// fsync the page cache no longer tells what is on disk.
     #[error("the store failed")]
     Failed(#[source] Cause),
@@ -47,9 +54,9 @@ impl From<rusqlite::Error> for StoreError {
         match sqlite.code {
             DiskFull => Self::Full(error.into()),
             DatabaseBusy | DatabaseLocked | ConstraintViolation => Self::Busy(error.into()),
-            // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the log
+            // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the WAL
             // has no commit without its last frame.
-            _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Self::Busy(error.into()),
+            _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Self::Unusable(error.into()),
             _ => Self::Failed(error.into()),
         }
     }

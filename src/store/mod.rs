@@ -155,11 +155,20 @@ impl Store {
         }
     }
 
-    /// Writes what is there already, as durably as a batch: whoever could not add a plant now fails here as well.
-    pub fn rewrite(&mut self) -> Result<(), StoreError> {
+    /// Checks that the store can be used. Called about once a second while serving, idle or not, so it must be cheap;
+    /// if `is_write_due`, it commits a write that changes nothing, which fails whenever an add would.
+    pub fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
         match self {
-            Self::Sqlite(store) => store.rewrite(),
-            Self::Postgres(store) => store.rewrite(),
+            Self::Sqlite(store) => store.probe(is_write_due),
+            Self::Postgres(store) => store.probe(is_write_due),
+        }
+    }
+
+    /// True if the connection to the database was closed, as far as is known without using it.
+    pub fn is_disconnected(&mut self) -> bool {
+        match self {
+            Self::Sqlite(_) => false,
+            Self::Postgres(store) => store.is_disconnected(),
         }
     }
 

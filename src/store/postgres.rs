@@ -65,7 +65,8 @@ impl Postgres {
         let mut store = Self::new(url, timeout, true)?;
         match store.connect() {
             Err(OpenError::Away { source, .. }) => {
-                tracing::warn!(database = %url, cause = %chain(&*source), "the database cannot be reached yet");
+                // The first probe logs this once, for all connections.
+                tracing::debug!(database = %url, cause = %chain(&*source), "the database cannot be reached yet");
             }
             done => done?,
         }
@@ -148,9 +149,17 @@ impl Postgres {
         })
     }
 
-    /// Writes what is there already; its commit waits for the standby, as that of a batch does.
-    pub fn rewrite(&mut self) -> Result<(), StoreError> {
-        self.block_on(async |link| link.rewrite().await)
+    /// Checks that the database takes writes, if a write is due.
+    pub fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
+        if is_write_due {
+            self.block_on(async |link| link.probe().await)?;
+        }
+        Ok(())
+    }
+
+    /// True if the server has closed the connection.
+    pub fn is_disconnected(&mut self) -> bool {
+        self.block_on(async |link| link.is_disconnected().await)
     }
 
     /// What each plant is to the one that has its id; none where the id is free.

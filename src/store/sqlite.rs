@@ -214,9 +214,18 @@ impl Sqlite {
         Ok(outcomes)
     }
 
+    /// Checks that the store can be used, with a write if one is due.
+    pub fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
+        self.check_files()?;
+        if is_write_due {
+            self.rewrite()?;
+        }
+        Ok(())
+    }
+
     /// Writes what is there already, and syncs it. (SQLite leaves out the update of a row to what it is; a
     /// number in the header it writes.)
-    pub fn rewrite(&mut self) -> Result<(), StoreError> {
+    fn rewrite(&mut self) -> Result<(), StoreError> {
         self.prepare_write()?;
         let transaction = write(&mut self.connection)?;
         let version =

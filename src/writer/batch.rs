@@ -1,18 +1,19 @@
 //! A batch: what has gathered in the queue, what the store makes of it, and who is told. Nobody is told before the
 //! store has it.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
-use crate::metrics::Metrics;
+use crate::metrics::{Adds, Metrics};
 use crate::plant::Plant;
 use crate::store::{Addition, Outcome, Store, StoreError, TokenId, chain};
 use crate::writer::call::Call;
 use crate::writer::error::AddError;
-use crate::writer::health::{Health, Probe};
+use crate::writer::health::{Health, Probe, Unwell};
 use crate::writer::in_hand;
 use crate::writer::post::{self, send_all};
 
@@ -111,10 +112,19 @@ impl Batch {
     ) -> Result<(), StoreError> {
         in_hand.begin(std::mem::take(&mut self.replies));
         let begun = Instant::now();
-        let added = self.store_in(store);
-        self.report(&added, begun.elapsed(), reports);
-        // Empty if they were answered already.
+        let is_write_due = self.additions.is_empty()
+            && self.probe.is_some()
+            && (reports.health.is_write_due() || store.is_disconnected());
+        let added = self.store_in(store, is_write_due);
+        // Empty if `desk::watch` has answered them, and counted them.
         let replies = in_hand.take_replies();
+        let has_written = added.is_ok() && (self.len() > 0 || is_write_due);
+        if has_written {
+            let len = self.len() as u64;
+            reports.metrics.committed(len, begun.elapsed());
+        }
+        count(&added, replies.len(), &reports.metrics.adds);
+        self.report(&added, has_written, begun, &reports.health);
         match added {
             Ok(outcomes) => {
                 let answers = self.additions.into_iter().zip(outcomes);
@@ -127,75 +137,66 @@ impl Batch {
                 Ok(())
             }
             Err(error) => {
-                let answer = meaning(&error);
+                let answer = AddError::from(&error);
                 send_all(replies.into_iter().map(|reply| (reply, Err(answer))));
-                proceed_unless_failed(error)
-            }
-        }
-    }
-
-    fn store_in(&self, store: &mut Store) -> Result<Vec<Outcome>, StoreError> {
-        let outcomes = if self.additions.is_empty() && self.touched.is_empty() {
-            Vec::new()
-        } else {
-            store.add(&self.additions, &self.touched)?
-        };
-        // Whoever adds plants needs no other proof.
-        if self.probe.is_some() && self.additions.is_empty() {
-            store.rewrite()?;
-        }
-        Ok(outcomes)
-    }
-
-    fn report(&self, added: &Result<Vec<Outcome>, StoreError>, took: Duration, to: &Reports) {
-        let Reports { health, metrics } = to;
-        if self.additions.is_empty() && self.probe.is_none() {
-            return; // that a token was used is noted if it can be
-        }
-        health.tell(added.as_ref().err().map(meaning));
-        let adds = &metrics.adds;
-        let len = self.len() as u64;
-        match added {
-            Ok(outcomes) => {
-                metrics.committed(len, took);
-                for outcome in outcomes {
-                    let figure = match outcome {
-                        Outcome::Added => &adds.added,
-                        Outcome::AlreadyThere => &adds.already_there,
-                        Outcome::Taken => &adds.taken,
-                        Outcome::Damaged => &adds.damaged,
-                    };
-                    figure.add(1);
+                match error {
+                    StoreError::Failed(_) => Err(error),
+                    _ => Ok(()), // it may work again later, or elsewhere in the store
                 }
             }
-            Err(StoreError::Busy(_)) => adds.busy.add(len),
-            Err(StoreError::Full(_)) => adds.full.add(len),
-            Err(StoreError::Unknown(_) | StoreError::Failed(_)) => adds.lost.add(len),
-            Err(StoreError::Damaged(_)) => adds.damaged.add(len),
+        }
+    }
+
+    /// The probe comes first: if it fails, nothing of the batch was stored.
+    fn store_in(&self, store: &mut Store, is_write_due: bool) -> Result<Vec<Outcome>, StoreError> {
+        if self.probe.is_some() {
+            store.probe(is_write_due)?;
+        }
+        if self.additions.is_empty() && self.touched.is_empty() {
+            return Ok(Vec::new());
+        }
+        store.add(&self.additions, &self.touched)
+    }
+
+    /// Tells what this shows of the store. That a token was used shows nothing: it is not always a write.
+    fn report(
+        &self,
+        added: &Result<Vec<Outcome>, StoreError>,
+        has_written: bool,
+        begun: Instant,
+        health: &Health,
+    ) {
+        let error = match added {
+            Ok(_) if has_written || self.probe.is_some() => return health.succeeded(has_written),
+            // After a failure for good the process ends, and says why.
+            Ok(_) | Err(StoreError::Failed(_)) => return,
+            Err(error) => error,
+        };
+        let cause = error.source().map(chain);
+        let cause = cause.as_deref();
+        let failure = Unwell::Failed(AddError::from(error));
+        // One plant cannot be read; others can be added.
+        let is_damaged = matches!(error, StoreError::Damaged(_));
+        if is_damaged || !health.failed(begun, failure, cause) {
+            tracing::warn!(%error, cause, "a batch was not acknowledged");
         }
     }
 }
 
-/// What an error of the store is to whoever waits.
-fn meaning(error: &StoreError) -> AddError {
-    match error {
-        StoreError::Busy(_) => AddError::Busy,
-        StoreError::Full(_) => AddError::Full,
-        StoreError::Unknown(_) | StoreError::Failed(_) => AddError::Lost,
-        StoreError::Damaged(_) => AddError::Damaged,
-    }
-}
-
-/// A store that is busy or full may work again later, one that is damaged in a place elsewhere; one that failed must not be used again.
-fn proceed_unless_failed(error: StoreError) -> Result<(), StoreError> {
-    match error {
-        StoreError::Busy(ref cause)
-        | StoreError::Full(ref cause)
-        | StoreError::Damaged(ref cause)
-        | StoreError::Unknown(ref cause) => {
-            tracing::warn!(%error, cause = %chain(&**cause), "a batch was not acknowledged");
-            Ok(())
+/// Counts the outcomes of those who are answered now.
+fn count(added: &Result<Vec<Outcome>, StoreError>, replies: usize, adds: &Adds) {
+    match added {
+        Ok(outcomes) => {
+            for outcome in outcomes.iter().take(replies) {
+                let figure = match outcome {
+                    Outcome::Added => &adds.added,
+                    Outcome::AlreadyThere => &adds.already_there,
+                    Outcome::Taken => &adds.taken,
+                    Outcome::Damaged => &adds.damaged,
+                };
+                figure.add(1);
+            }
         }
-        StoreError::Failed(_) => Err(error),
+        Err(error) => AddError::from(error).counter(adds).add(replies as u64),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use crate::metrics::Metrics;
 use crate::writer::batch::{InHand, Job};
 use crate::writer::call::Call;
 use crate::writer::error::AddError;
@@ -33,7 +34,7 @@ impl Desk {
 }
 
 /// Answers for threads that do not come back from the store in time.
-pub async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
+pub async fn watch(desk: Weak<Desk>, reply_timeout: Duration, metrics: Arc<Metrics>) {
     loop {
         sleep(reply_timeout / LOOKS_A_TIMEOUT).await;
         let Some(desk) = desk.upgrade() else {
@@ -41,8 +42,13 @@ pub async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
         };
         let stuck = desk.in_hand.iter();
         for in_hand in stuck.filter(|in_hand| in_hand.is_stuck(reply_timeout)) {
-            let replies = in_hand.take_replies().into_iter();
-            send_all(replies.map(|reply| (reply, Err(AddError::Lost))));
+            let replies = in_hand.take_replies();
+            metrics.adds.unknown.add(replies.len() as u64);
+            send_all(
+                replies
+                    .into_iter()
+                    .map(|reply| (reply, Err(AddError::Unknown))),
+            );
         }
         if desk.is_stuck(reply_timeout)
             && let Ok(mut queue) = desk.queue.try_lock()
@@ -50,7 +56,10 @@ pub async fn watch(desk: Weak<Desk>, reply_timeout: Duration) {
             // These have never reached the store, and there is nobody to take them there.
             let behind = std::iter::from_fn(|| queue.try_recv().ok());
             send_all(behind.filter_map(|job| match job {
-                Job::Add(_, reply) => Some((reply, Err(AddError::Busy))),
+                Job::Add(_, reply) => {
+                    metrics.adds.busy.add(1);
+                    Some((reply, Err(AddError::Busy)))
+                }
                 Job::Touch(..) | Job::Probe(_) => None,
             }));
         }

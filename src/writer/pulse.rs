@@ -1,40 +1,33 @@
-//! How the writer is, for whoever watches it: a watcher keeps nothing alive, and asks the store for no more than it must.
+//! Readiness of the writer. The process probes its store about once a second by itself; whoever asks gets the result of
+//! the last attempt, and causes another only if that is too old.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::writer::batch::Job;
 use crate::writer::desk::Desk;
-use crate::writer::error::AddError;
-use crate::writer::health::{Attempt, Health};
+use crate::writer::health::{Attempt, Health, Unwell, WRITE_HOLDS};
 
-/// So long what the last attempt has shown is believed. A store that failed is tried again soon, so that a node comes
-/// back by itself.
-const SUCCESS_HOLDS: Duration = Duration::from_secs(5);
+/// How often the store is probed.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The store does not respond if no attempt has ended for so long, though there is one every second.
+const SILENCE_MAX: Duration = Duration::from_secs(4);
+
+/// How long a failure is believed: a node becomes ready again by itself.
 const FAILURE_HOLDS: Duration = Duration::from_secs(1);
 
-/// So long an answer of the store is waited for: less than those wait who ask whether it has one.
+/// How long a response of the store is waited for: less than the timeout of a health check.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A look at the writer.
+/// A look at the writer that does not keep it from ending.
 pub struct Pulse {
     queue: mpsc::WeakSender<Job>,
     desk: Weak<Desk>,
     health: Arc<Health>,
-}
-
-/// Why the store cannot take adds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unwell {
-    /// The last attempt has failed.
-    #[error("{0}")]
-    Failed(AddError),
-    /// It has had a batch for too long, or did not take one.
-    #[error("the store does not answer")]
-    Silent,
 }
 
 impl Pulse {
@@ -53,16 +46,19 @@ impl Pulse {
         queue.map_or(0, |queue| queue.max_capacity() - queue.capacity())
     }
 
-    /// Whether the store takes adds, as far as is known without asking it.
+    /// Whether the store takes adds, as the last attempt has shown.
     pub fn last_known(&self) -> Result<(), Unwell> {
         if self.is_stuck() {
             return Err(Unwell::Silent);
         }
         let last = *self.health.attempts().borrow();
-        last.map_or(Ok(()), Attempt::verdict)
+        match last {
+            Some(last) if last.at.elapsed() < SILENCE_MAX => last.verdict(),
+            _ => Err(Unwell::Silent),
+        }
     }
 
-    /// Whether the store takes adds. If nothing was added lately, it is given something to write that changes nothing.
+    /// Whether the store takes adds. It is probed at once if the last attempt is too old.
     pub async fn check(&self) -> Result<(), Unwell> {
         if self.is_stuck() {
             return Err(Unwell::Silent);
@@ -82,6 +78,35 @@ impl Pulse {
         }
     }
 
+    /// Probes the store regularly, for as long as the writer runs. A store that has not responded for longer than
+    /// `timeout_max`, after which every attempt should have failed with a cause, is an outage too.
+    pub async fn probe_regularly(self, timeout_max: Duration) {
+        let mut ticks = interval(PROBE_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut attempts = self.health.attempts();
+        let mut silence = Duration::ZERO;
+        loop {
+            ticks.tick().await;
+            let Some(queue) = self.queue.upgrade() else {
+                return;
+            };
+            // Counted in ticks: a process that was stopped for a while has not waited for its store.
+            silence = match attempts.has_changed() {
+                Ok(true) => Duration::ZERO,
+                _ => silence + PROBE_INTERVAL,
+            };
+            attempts.mark_unchanged();
+            if silence > timeout_max.max(SILENCE_MAX) {
+                self.health.failed(Instant::now(), Unwell::Silent, None);
+                attempts.mark_unchanged();
+            }
+            if let Some(probe) = self.health.probe() {
+                // Waits for its turn if the queue is full, unlike an add.
+                let _ = timeout(PROBE_INTERVAL, queue.send(Job::Probe(probe))).await;
+            }
+        }
+    }
+
     fn is_stuck(&self) -> bool {
         let desk = self.desk.upgrade();
         desk.is_some_and(|desk| desk.is_stuck(ANSWER_TIMEOUT))
@@ -90,18 +115,14 @@ impl Pulse {
 
 impl Attempt {
     fn holds(&self) -> bool {
-        let time = match self.failure {
-            None => SUCCESS_HOLDS,
-            Some(_) => FAILURE_HOLDS,
-        };
-        self.at.elapsed() < time
+        match (self.failure, self.written_at) {
+            (None, Some(written_at)) => written_at.elapsed() < WRITE_HOLDS,
+            (None, None) => false,
+            (Some(_), _) => self.at.elapsed() < FAILURE_HOLDS,
+        }
     }
 
     fn verdict(self) -> Result<(), Unwell> {
-        match self.failure {
-            // One plant cannot be read; others can be added.
-            None | Some(AddError::Damaged) => Ok(()),
-            Some(failure) => Err(Unwell::Failed(failure)),
-        }
+        self.failure.map_or(Ok(()), Err)
     }
 }

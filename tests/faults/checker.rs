@@ -16,7 +16,7 @@ pub enum Told {
     Stored,
     /// 40009: the id belongs to a different plant.
     Taken,
-    /// 50300: nothing was stored, too many are waiting.
+    /// 50300 or 50303: nothing was stored, too many are waiting or the store cannot be reached.
     Busy,
     /// 50302: nothing was stored, there is no room.
     Full,

@@ -24,7 +24,7 @@ pub fn told(answer: Option<&Answer>) -> Told {
         Some(answer) if answer.status == 200 => Told::Stored,
         Some(answer) => match answer.error() {
             40009 => Told::Taken,
-            50300 => Told::Busy,
+            50300 | 50303 => Told::Busy,
             50302 => Told::Full,
             50301 => Told::Nothing,
             other => panic!("an answer that no client should get: {other}"),

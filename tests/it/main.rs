@@ -20,6 +20,7 @@ mod log;
 mod looking;
 mod moving;
 mod operations;
+mod outage;
 mod postgres;
 mod readme;
 mod saving;

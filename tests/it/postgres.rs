@@ -228,11 +228,11 @@ fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
     let arguments = ["--store", &through, "--store-timeout", "1s"];
     let server = Server::start_in(directory.path(), &arguments);
     let answer = server.ask("/readyz");
-    let reason = "not ready: the store is busy or cannot be reached\n";
+    let reason = "not ready: the store cannot be reached or used\n";
     assert_eq!((answer.status, &*answer.body), (503, reason));
     assert_eq!(server.ask("/healthz").status, 200);
     let answer = server.connect().add(token.trim(), BODY);
-    assert_eq!(answer.error(), 50300, "{answer:?}");
+    assert_eq!(answer.error(), 50303, "{answer:?}");
 
     let door = TcpListener::bind(way).expect("the port is still free");
     thread::spawn(move || {

@@ -211,8 +211,9 @@ fn what_became_of_plants_commits_tokens_and_connections_is_counted() {
         ("taken", 1.0),
         ("damaged", 0.0),
         ("busy", 0.0),
+        ("unreachable", 0.0),
         ("full", 0.0),
-        ("lost", 0.0),
+        ("unknown", 0.0),
         ("queue_full", 0.0),
     ] {
         assert_eq!(adds(outcome), count, "{outcome}");

@@ -31,7 +31,7 @@ impl Link {
     ) -> Result<(), StoreError> {
         let patience = self.timeout;
         let session = self.session().await;
-        let session = session.map_err(|error| StoreError::Busy(error.into()))?;
+        let session = session.map_err(|error| StoreError::Unreachable(error.into()))?;
         let read = Reading { session, patience };
         let done = read.all(hand_over).await;
         // With it goes the transaction.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Error;
 
@@ -18,6 +19,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// For a connection to a server that may accept it and never respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a probe tries to connect and to get a first response.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A database, and the connection to it as long as that holds.
 pub struct Link {
@@ -72,10 +76,17 @@ impl Link {
         let mut pause = PAUSE_MIN;
         let mut may_be_stored = false;
         loop {
+            let mut not_stored: fn(Cause) -> StoreError = StoreError::Unreachable;
             let cause: Cause = match timeout_at(deadline, self.session()).await {
                 Err(elapsed) => elapsed.into(),
                 Ok(Err(ConnectError::Away(error))) => error,
-                Ok(Err(refused)) => return Err(given_up(may_be_stored, refused.into())),
+                Ok(Err(refused)) => {
+                    return Err(given_up(
+                        may_be_stored,
+                        StoreError::Unusable,
+                        refused.into(),
+                    ));
+                }
                 Ok(Ok(session)) => {
                     session.expect_no_warning();
                     let result = timeout_at(deadline, attempt(session)).await;
@@ -84,19 +95,21 @@ impl Link {
                         Ok(Ok(done)) if !warned => return Ok(done),
                         Ok(Err(error)) => {
                             match Meaning::of(&error) {
-                                Meaning::Again => {}
+                                Meaning::Again => not_stored = StoreError::Busy,
                                 Meaning::Elsewhere => self.session = None,
                                 Meaning::Unknown => {
                                     self.session = None;
                                     may_be_stored = true;
                                 }
-                                Meaning::Full if !may_be_stored => {
-                                    return Err(StoreError::Full(error.into()));
+                                Meaning::Full => {
+                                    let full = StoreError::Full;
+                                    return Err(given_up(may_be_stored, full, error.into()));
                                 }
-                                Meaning::Full | Meaning::Never => {
+                                Meaning::Never => {
                                     // It may be the prepared statement that is of no use any more.
                                     self.session = None;
-                                    return Err(given_up(may_be_stored, error.into()));
+                                    let unusable = StoreError::Unusable;
+                                    return Err(given_up(may_be_stored, unusable, error.into()));
                                 }
                             }
                             error.into()
@@ -118,11 +131,38 @@ impl Link {
             tracing::debug!(cause = %chain(&*cause), "another attempt at the database");
             let jitter = pause.mul_f64(fraction());
             if Instant::now() + jitter >= deadline {
-                return Err(given_up(may_be_stored, cause));
+                return Err(given_up(may_be_stored, not_stored, cause));
             }
             sleep(jitter).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// Checks that the database takes writes, with a write that changes nothing.
+    pub async fn probe(&mut self) -> Result<(), StoreError> {
+        // Only this is given up early. A write that waits for its standby keeps its backend until the standby is
+        // back, so abandoning one every few seconds would use up the connections of the server.
+        let timeout_before = self.timeout;
+        self.timeout = timeout_before.min(PROBE_TIMEOUT);
+        let reached = self
+            .until_known(async |session| session.client.batch_execute("SELECT 1").await)
+            .await;
+        self.timeout = timeout_before;
+        match reached {
+            Ok(()) => self.rewrite().await,
+            // It wrote nothing.
+            Err(StoreError::Unknown(cause)) => Err(StoreError::Unreachable(cause)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True if there is no connection, or the server has closed it and that has arrived here.
+    pub async fn is_disconnected(&self) -> bool {
+        // The task of the connection runs only while we wait: once to be woken, once to read.
+        yield_now().await;
+        yield_now().await;
+        let session = self.session.as_ref();
+        session.is_none_or(|session| session.client.is_closed())
     }
 }
 
@@ -157,11 +197,12 @@ impl Meaning {
     }
 }
 
-fn given_up(may_be_stored: bool, cause: Cause) -> StoreError {
+/// An earlier attempt whose response was lost may have stored what a later one could not.
+fn given_up(may_be_stored: bool, not_stored: fn(Cause) -> StoreError, cause: Cause) -> StoreError {
     if may_be_stored {
         StoreError::Unknown(cause)
     } else {
-        StoreError::Busy(cause)
+        not_stored(cause)
     }
 }
 

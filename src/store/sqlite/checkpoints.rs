@@ -146,7 +146,7 @@ impl Drop for Mover {
 /// A reader in the way, or a full disk, leaves the rest for next time.
 pub(super) fn move_log(connection: &Connection) -> Result<(), StoreError> {
     match open::checkpoint(connection, "PASSIVE").map_err(StoreError::from) {
-        Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_)) => Ok(()),
+        Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_) | StoreError::Unusable(_)) => Ok(()),
         Err(failed) => Err(failed),
     }
 }

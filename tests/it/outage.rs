@@ -1,0 +1,325 @@
+//! Outages of the store: noticed by the process itself, logged once at each end, and reported to each client, in the
+//! log and in the metrics with one meaning.
+
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Client, Server, directory, run_ok, wait_until};
+use crate::postgres::{address, url};
+
+fn plant(id: usize) -> String {
+    format!(r#"{{"id":{id},"name":"plant {id}"}}"#)
+}
+
+/// A sample of `/metrics`. Nothing here asks `/readyz` unless it says so.
+#[track_caller]
+fn metric(server: &Server, name: &str) -> u64 {
+    let page = server.ask("/metrics").body;
+    let mut lines = page.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in\n{page}"))
+}
+
+fn outcome(server: &Server, outcome: &str) -> u64 {
+    metric(
+        server,
+        &format!("plantstore_adds_total{{outcome=\"{outcome}\"}}"),
+    )
+}
+
+/// The sum over all outcomes.
+fn adds(server: &Server) -> u64 {
+    let page = server.ask("/metrics").body;
+    let samples = page
+        .lines()
+        .filter(|line| line.starts_with("plantstore_adds_total{"));
+    let value = |line: &str| line.rsplit(' ').next()?.parse::<u64>().ok();
+    samples.filter_map(value).sum()
+}
+
+/// The lines of the log with this message.
+fn lines(server: &Server, message: &str) -> Vec<Value> {
+    let logged = server.everything_logged();
+    let lines = logged
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    lines
+        .filter(|line: &Value| line["message"] == message)
+        .collect()
+}
+
+const LOST: &str = "the store is unavailable";
+const BACK: &str = "the store is available again";
+
+/// A TCP proxy in front of a database, which can be closed and opened again like the database itself.
+struct Door {
+    address: SocketAddr,
+    database: SocketAddr,
+    open: Option<Open>,
+}
+
+#[derive(Clone, Default)]
+struct Open {
+    is_closed: Arc<AtomicBool>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Door {
+    fn to(database: SocketAddr) -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = free.local_addr().expect("an address");
+        drop(free);
+        let mut door = Self {
+            address,
+            database,
+            open: None,
+        };
+        door.open();
+        door
+    }
+
+    fn open(&mut self) {
+        let mut listener = None;
+        wait_until("the port is free", || {
+            listener = TcpListener::bind(self.address).ok();
+            listener.is_some()
+        });
+        let listener = listener.expect("just bound");
+        let open = Open::default();
+        self.open = Some(open.clone());
+        let database = self.database;
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                if open.is_closed.load(Ordering::SeqCst) {
+                    return;
+                }
+                let far = TcpStream::connect(database).expect("the database");
+                let copy = |stream: &TcpStream| stream.try_clone().expect("a socket");
+                let mut streams = open.streams.lock().expect("no panic");
+                streams.extend([copy(&near), copy(&far)]);
+                drop(streams);
+                for (mut from, mut to) in [(copy(&near), copy(&far)), (far, near)] {
+                    thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+    }
+
+    /// Ends every connection; new ones are refused.
+    fn close(&mut self) {
+        let open = self.open.take().expect("it is open");
+        open.is_closed.store(true, Ordering::SeqCst);
+        drop(TcpStream::connect(self.address)); // wakes the thread, which drops the listener
+        wait_until("connections are refused", || {
+            TcpStream::connect(self.address).is_err()
+        });
+        for stream in open.streams.lock().expect("no panic").drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_and_metrics() {
+    let directory = directory();
+    let url = url(directory.path());
+    let token = run_ok(directory.path(), &["token", "create", "a"]);
+    let token = token.trim();
+    let database = address(&url);
+    let mut door = Door::to(database);
+    let through = url.replace(&database.to_string(), &door.address.to_string());
+    let arguments = ["--store", &through, "--store-timeout", "2s"];
+    let server = Server::start_in(directory.path(), &arguments);
+    let add = |id| server.connect().add(token, plant(id).as_bytes());
+    assert_eq!(add(0).status, 200);
+    wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
+
+    for outage in 1..=2 {
+        door.close();
+        wait_until("it is not ready", || {
+            metric(&server, "plantstore_ready") == 0
+        });
+        assert_eq!(outcome(&server, "unreachable"), 4 * (outage - 1));
+        for id in 1..=4 {
+            let answer = add(id);
+            assert_eq!(answer.error(), 50303);
+            assert!(
+                answer.message().contains("cannot be reached or used"),
+                "{answer:?}"
+            );
+            let id = answer.header("x-request-id").expect("an id").to_owned();
+            let line = server.wait_for_line(|line| line["request_id"] == id.as_str());
+            assert_eq!(line["error"], 50303);
+            let cause = line["cause"].as_str().expect("a cause");
+            assert!(
+                !cause.contains("busy") && !cause.contains("may or may not"),
+                "{cause}"
+            );
+        }
+        assert_eq!(outcome(&server, "unreachable"), 4 * outage);
+        let answer = server.ask("/readyz");
+        let reason = "not ready: the store cannot be reached or used\n";
+        assert_eq!((answer.status, &*answer.body), (503, reason));
+        wait_until("it is logged", || {
+            lines(&server, LOST).len() as u64 >= outage
+        });
+        let lost = lines(&server, LOST);
+        assert_eq!(lost.len() as u64, outage, "{lost:?}");
+        let lost = lost.last().expect("a line");
+        assert_eq!(lost["level"], "WARN");
+        assert_eq!(lost["reason"], "the store cannot be reached or used");
+        assert!(
+            lost["cause"]
+                .as_str()
+                .is_some_and(|cause| !cause.is_empty())
+        );
+        assert_eq!(lines(&server, BACK).len() as u64, outage - 1);
+
+        door.open();
+        wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
+        assert_eq!(server.ask("/readyz").status, 200);
+        wait_until("it is logged", || {
+            lines(&server, BACK).len() as u64 >= outage
+        });
+        let back = lines(&server, BACK);
+        assert_eq!(back.len() as u64, outage, "{back:?}");
+        assert!(back.iter().all(|line| line["outage_us"].as_u64() > Some(0)));
+        assert_eq!(add(0).status, 200);
+    }
+    assert_eq!(adds(&server), 1 + 2 * 5);
+    assert_eq!(lines(&server, LOST).len(), 2);
+}
+
+#[test]
+fn a_store_that_rejects_writes_is_noticed_without_a_request_and_logged_once() {
+    let directory = directory();
+    // Calls are counted for each thread: the one that opens the store makes 8, a probe 2 or 3. After some of those, the
+    // disk is full for four attempts.
+    let fault = "pwrite64:error=ENOSPC:when=9..12";
+    let store = ["--store", "sqlite:plantstore.db"];
+    assert!(
+        Server::start_in(directory.path(), &store)
+            .terminate()
+            .success()
+    );
+    let server = Server::start_with_fault(directory.path(), fault, &store);
+    wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
+    wait_until("it is not ready", || {
+        metric(&server, "plantstore_ready") == 0
+    });
+    wait_until("it is ready again", || {
+        metric(&server, "plantstore_ready") == 1
+    });
+    server.wait_for_line(|line| line["message"] == BACK);
+    let (lost, back) = (lines(&server, LOST), lines(&server, BACK));
+    assert_eq!((lost.len(), back.len()), (1, 1), "{lost:?} {back:?}");
+    assert_eq!(server.trace().matches("ENOSPC").count(), 4);
+    assert_eq!(lost[0]["reason"], "the store is full");
+    assert!(lost[0]["cause"].is_string());
+}
+
+#[test]
+fn a_failed_sync_of_an_idle_node_ends_it() {
+    let directory = directory();
+    let store = ["--store", "sqlite:plantstore.db"];
+    assert!(
+        Server::start_in(directory.path(), &store)
+            .terminate()
+            .success()
+    );
+    let fault = "fdatasync:error=EIO:when=6+";
+    let mut server = Server::start_with_fault(directory.path(), fault, &store);
+    assert_eq!(server.wait_for_exit().code(), Some(1));
+    let logged = server.everything_logged();
+    assert!(
+        logged.contains("the store can no longer be trusted"),
+        "{logged}"
+    );
+}
+
+#[test]
+fn a_store_that_others_keep_locked_is_busy_and_nothing_else() {
+    let directory = directory();
+    let store = ["--store", "sqlite:plantstore.db"];
+    let server = Server::start_in(directory.path(), &store);
+    let token = std::fs::read_to_string(directory.path().join("plantstore.token"));
+    let token = token.expect("the first token");
+    let other = crate::harness::open(directory.path());
+    other
+        .execute_batch("BEGIN IMMEDIATE")
+        .expect("the write lock");
+    let answer = server.connect().add(token.trim(), plant(1).as_bytes());
+    assert_eq!(answer.error(), 50300);
+    assert!(answer.message().contains("too busy"), "{answer:?}");
+    let lost = server.wait_for_line(|line| line["message"] == LOST);
+    assert_eq!(lost["reason"], "the store is busy");
+    assert_eq!(outcome(&server, "busy"), 1);
+    other.execute_batch("ROLLBACK").expect("the end");
+    server.wait_for_line(|line| line["message"] == BACK);
+    let answer = server.connect().add(token.trim(), plant(1).as_bytes());
+    assert_eq!(answer.status, 200);
+}
+
+#[test]
+fn every_add_is_counted_once_with_the_outcome_that_its_client_was_told() {
+    let directory = directory();
+    let fault = "fdatasync:delay_enter=3000000:when=12";
+    let arguments = [
+        "--store",
+        "sqlite:plantstore.db",
+        "--store-timeout",
+        "500ms",
+        "--max-queue",
+        "4",
+    ];
+    let server = Server::start_with_fault(directory.path(), fault, &arguments);
+    let token = std::fs::read_to_string(directory.path().join("plantstore.token"));
+    let token = token.expect("the first token").trim().to_owned();
+    // Until a sync is stuck, and while it is: some are in the batch, some behind it, some find the queue full.
+    let clients: Vec<_> = (0..12)
+        .map(|client: usize| {
+            let (address, token) = (server.address(), token.clone());
+            thread::spawn(move || {
+                let mut answers = Vec::new();
+                for id in 0..40 {
+                    // Every second plant is one that all clients want to be another.
+                    let body = match id % 2 {
+                        0 => plant(1000 * client + id),
+                        _ => format!(r#"{{"id":{id},"name":"of {client}"}}"#),
+                    };
+                    let answer = Client::connect(address).add(&token, body.as_bytes());
+                    answers.push(if answer.status == 200 {
+                        0
+                    } else {
+                        answer.error()
+                    });
+                    thread::sleep(Duration::from_millis(20));
+                }
+                answers
+            })
+        })
+        .collect();
+    let answers: Vec<u64> = clients
+        .into_iter()
+        .flat_map(|client| client.join().expect("no panic"))
+        .collect();
+    let told = |error| answers.iter().filter(|answer| **answer == error).count() as u64;
+    assert!(told(50301) > 0, "{answers:?}");
+    assert!(told(0) > 0 && told(40009) > 0, "{answers:?}");
+    let counted = |names: &[&str]| names.iter().map(|name| outcome(&server, name)).sum::<u64>();
+    assert_eq!(counted(&["added", "already_there"]), told(0));
+    assert_eq!(counted(&["taken"]), told(40009));
+    assert_eq!(counted(&["unknown"]), told(50301));
+    assert_eq!(counted(&["busy", "queue_full"]), told(50300));
+    assert_eq!(counted(&["unreachable"]), told(50303));
+    assert_eq!(adds(&server), answers.len() as u64);
+}
