@@ -1,13 +1,13 @@
 //! `plantstore copy`: all plants and tokens of one store to another, compared at the end.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 
 use anyhow::bail;
 use clap::Args;
 
 use crate::cli::transfer::{self, Side, Target};
 use crate::config::StoreSettings;
+use crate::fs::is_same_file;
 use crate::store::{Location, Store};
 
 #[derive(Debug, Args)]
@@ -54,10 +54,7 @@ impl Copy {
 /// Whether two locations are one store: by any path, link or user.
 fn is_same(from: &Location, to: &Location) -> bool {
     match (from.file(), to.file()) {
-        (Some(from), Some(to)) => {
-            let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
-            matches!((identity(from), identity(to)), (Ok(from), Ok(to)) if from == to)
-        }
+        (Some(from), Some(to)) => is_same_file(fs::metadata(from), fs::metadata(to)),
         _ => from.to_string() == to.to_string(),
     }
 }

@@ -79,7 +79,9 @@ impl Import {
             bail!("--token takes the name of a token, and this is a token itself; keep it secret");
         }
         let (input, bytes) = open(&self.file)?;
-        let mut rejects = self.rejects.as_deref().map(create_rejects).transpose()?;
+        let rejects = self.rejects.as_deref();
+        let rejects = rejects.map(|path| Rejects::create(path, self.store.store.file()));
+        let mut rejects = rejects.transpose()?;
         let mut sink = self.sink()?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let input = BufReader::with_capacity(READ_BUFFER, input);
@@ -117,13 +119,15 @@ impl Import {
         let again = match (rejects, &self.rejects) {
             (Some(rejects), Some(path)) => {
                 rejects.finish().with_context(cannot_write(path))?;
-                let path_format = match Format::of(path) == format {
-                    true => "",
-                    false if format == Format::Csv => " --format csv",
-                    false => " --format ndjson",
+                let flag = if Format::of(path) == format {
+                    ""
+                } else if format == Format::Csv {
+                    " --format csv"
+                } else {
+                    " --format ndjson"
                 };
                 let path = path.display();
-                format!("correct {path} and run `plantstore import{path_format} {path}`")
+                format!("correct {path} and run `plantstore import{flag} {path}`")
             }
             _ if tally.refused() == 1 => "correct it and run this again".to_owned(),
             _ => "correct them and run this again".to_owned(),
@@ -214,20 +218,13 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
 }
 
 fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
-        true => Err("expected a file: standard output has the summary"),
-        false => Ok(path),
+    PathBufValueParser::new().try_map(|path| {
+        if path == Path::new("-") {
+            Err("expected a file: standard output has the summary")
+        } else {
+            Ok(path)
+        }
     })
-}
-
-fn create_rejects(path: &Path) -> anyhow::Result<Rejects> {
-    match Rejects::create(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => bail!(
-            "{} exists already; choose another name for --rejects",
-            path.display()
-        ),
-        created => created.with_context(cannot_write(path)),
-    }
 }
 
 fn cannot_write(path: &Path) -> impl FnOnce() -> String {
@@ -246,7 +243,8 @@ fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
         return Ok(id);
     }
     let is_free = |id: &i64| tokens.iter().all(|token| token.id.0 != *id);
-    let free = (1..).find(is_free).context("no id is left for a token")?;
+    let free = (1..=i64::MAX).find(is_free);
+    let free = free.context("no id is left for a token")?;
     let secret = Token::generate().context("cannot get random numbers")?;
     let now = Timestamp::now();
     let created = store.merge_tokens(&[TokenRecord {
@@ -260,13 +258,11 @@ fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
         last_used_at: None,
     }]);
     // Another process may have created one at the same time.
-    match find(&store.tokens()?) {
-        Some(id) => Ok(id),
-        None => {
-            created?;
-            bail!("cannot create the token {name}; run this again");
-        }
+    if let Some(id) = find(&store.tokens()?) {
+        return Ok(id);
     }
+    created?;
+    bail!("cannot create the token {name}; run this again");
 }
 
 /// Where the plants go.

@@ -70,27 +70,24 @@ fn user_password(value: &str, from: usize) -> Option<Range<usize>> {
     }
     let scheme_end = value.find("://").map(|at| at + 3);
     let rest = &value[scheme_end.unwrap_or(0)..];
-    let (first, last) = match rest.rfind('@') {
-        Some(at) => {
-            let colon = rest[..at].find(':')?;
-            if scheme_end.is_none() && rest[..colon].contains('/') {
-                return None; // the path of a file
-            }
-            (colon + 1, at)
+    let (first, last) = if let Some(at) = rest.rfind('@') {
+        let colon = rest[..at].find(':')?;
+        if scheme_end.is_none() && rest[..colon].contains('/') {
+            return None; // the path of a file
         }
+        (colon + 1, at)
+    } else {
         // Without a host, what should be a port is a password, unless it is a number.
-        None => {
-            scheme_end?;
-            let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
-            let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-            let is_address = |host: &str| {
-                host.starts_with('[') || host.split_once(':').is_none_or(|(_, port)| is_port(port))
-            };
-            if authority.split(',').all(is_address) {
-                return None;
-            }
-            (authority.find(':')? + 1, rest.len())
+        scheme_end?;
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+        let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_address = |host: &str| {
+            host.starts_with('[') || host.split_once(':').is_none_or(|(_, port)| is_port(port))
+        };
+        if authority.split(',').all(is_address) {
+            return None;
         }
+        (authority.find(':')? + 1, rest.len())
     };
     let start = scheme_end.unwrap_or(0);
     Some(start + first..start + last).filter(|secret| &value[secret.clone()] != HIDDEN)

@@ -19,12 +19,15 @@ pub(super) fn step_back() {
 
 /// Parses the path of a backup, which `-` is not.
 pub(super) fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
-        true => Err(
-            "a backup is checked by reading it again, so it must be a file; `plantstore export -` and \
-             `plantstore import -` use standard output and input",
-        ),
-        false => Ok(path),
+    PathBufValueParser::new().try_map(|path| {
+        if path == Path::new("-") {
+            Err(
+                "a backup is checked by reading it again, so it must be a file; `plantstore export -` and \
+                 `plantstore import -` use standard output and input",
+            )
+        } else {
+            Ok(path)
+        }
     })
 }
 

@@ -47,9 +47,10 @@ pub fn spreadsheet_safe(plant: &Plant) -> Plant {
         let is_formula = text
             .trim_start_matches([' ', '\u{a0}'])
             .starts_with(['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠']);
-        match is_formula {
-            true => format!("'{text}"),
-            false => text.clone(),
+        if is_formula {
+            format!("'{text}")
+        } else {
+            text.clone()
         }
     };
     Plant {
@@ -262,9 +263,10 @@ impl Columns {
             return Err(malformed(problem.clone()));
         }
         if row.cells.len() != self.len {
-            let hint = match row.cells.len() > self.len {
-                true => "quote a cell that holds a separator",
-                false => "a cell may be empty, but not left out",
+            let hint = if row.cells.len() > self.len {
+                "quote a cell that holds a separator"
+            } else {
+                "a cell may be empty, but not left out"
             };
             let (cells, header) = (row.cells.len(), self.len);
             let plural = if cells == 1 { "" } else { "s" };

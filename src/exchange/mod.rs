@@ -64,7 +64,7 @@ pub struct Reader<R> {
 
 enum Kind {
     Ndjson(ndjson::Decoder),
-    Csv(csv::Decoder),
+    Csv(Box<csv::Decoder>),
 }
 
 impl<R: BufRead> Reader<R> {
@@ -81,7 +81,7 @@ impl<R: BufRead> Reader<R> {
             source: Source::new(input),
             kind: match format {
                 Format::Ndjson => Kind::Ndjson(ndjson::Decoder::new(bytes_max, keeps_text)),
-                Format::Csv => Kind::Csv(csv::Decoder::new(bytes_max, keeps_text)),
+                Format::Csv => Kind::Csv(Box::new(csv::Decoder::new(bytes_max, keeps_text))),
             },
         }
     }

@@ -98,9 +98,10 @@ impl Decoder {
     }
 
     fn entry(&mut self, number: u64, plant: Result<NewPlant, Rejection>, part: Part) -> Entry {
-        let raw = match self.keeps_text {
-            true => std::mem::take(&mut self.line),
-            false => Vec::new(),
+        let raw = if self.keeps_text {
+            std::mem::take(&mut self.line)
+        } else {
+            Vec::new()
         };
         Entry {
             lines: Lines {

@@ -19,7 +19,6 @@ mod tally;
 mod tokens;
 mod wal_check;
 
-use std::fs::{self, File};
 use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ pub use backup::BackupFile;
 pub use open::footprint;
 pub use restore::Restoration;
 
-use crate::fs::Content;
+use crate::fs::{Content, open_existing, resolve_links};
 use crate::plant::NewPlant;
 use crate::store::contract::{
     Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
@@ -438,9 +437,9 @@ pub fn accept_loss(path: &Path) -> Result<(), OpenError> {
 
 /// Whether this is a backup, as far as its header says.
 pub fn is_backup(path: &Path) -> bool {
-    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
-    let content = File::open(path).and_then(|file| Content::of(&file));
-    is_file && content.is_ok_and(|content| content == Content::Backup)
+    let file = resolve_links(path).and_then(|path| open_existing(&path, false));
+    let content = file.and_then(|file| Content::of(&file));
+    content.is_ok_and(|content| content == Content::Backup)
 }
 
 /// What a plant is to the one that has its id already.

@@ -60,10 +60,13 @@ impl FromStr for Url {
             return Err("write `@` and `/` in a user name or a password as %40 and %2F".to_owned());
         }
         let mut config: Config = format!("{address}?{}", rest.join("&")).parse().map_err(
-            |error: tokio_postgres::Error| match query.contains('@') {
-                // Nor is the rest of a password an option that could be named.
-                true => "write `?` in a user name or a password as %3F".to_owned(),
-                false => described(&error),
+            |error: tokio_postgres::Error| {
+                if query.contains('@') {
+                    // Nor is the rest of a password an option that could be named.
+                    "write `?` in a user name or a password as %3F".to_owned()
+                } else {
+                    described(&error)
+                }
             },
         )?;
         if config.get_hosts().is_empty() {

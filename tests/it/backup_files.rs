@@ -341,6 +341,9 @@ fn the_advice_on_a_damaged_backup_is_another_backup() {
         "{said}"
     );
     assert!(!said.contains("--store"), "{said}");
+    let made = Command::new("mkfifo").arg(place.join("fifo")).status();
+    assert!(made.expect("mkfifo runs").success());
+    assert_eq!(run(place, &["check", "fifo"]).status.code(), Some(1));
     let said = refusal(place, &["check", "missing.backup"]);
     assert!(said.contains("there is no file missing.backup"), "{said}");
 }

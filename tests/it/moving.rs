@@ -257,7 +257,7 @@ fn rejected_rows_can_be_corrected_and_imported() {
             format!("added {added}, already there 0, taken 0, invalid 0\n")
         );
         let left: Vec<_> = crate::saving::files(place);
-        assert!(!left.iter().any(|name| name.ends_with(".part")), "{left:?}");
+        assert!(!left.iter().any(|name| name.ends_with("-tmp")), "{left:?}");
     }
 }
 
@@ -307,11 +307,15 @@ fn a_file_for_rejected_rows_is_new_or_not_there() {
     fs::write(place.join("there.csv"), "as it was").expect("a file");
     std::os::unix::fs::symlink("nowhere", place.join("link.csv")).expect("a link");
     for (rejects, code, expected) in [
-        ("there.csv", 1, "there.csv exists already"),
-        ("a.csv", 1, "a.csv exists already"),
-        ("link.csv", 1, "link.csv exists already"),
-        (".", 1, ". exists already"),
-        ("nowhere/r.csv", 1, "cannot write nowhere/r.csv"),
+        ("there.csv", 1, "there.csv already exists; choose"),
+        ("a.csv", 1, "a.csv already exists; choose"),
+        ("link.csv", 1, "link.csv is a symbolic link"),
+        (".", 1, ". is not a regular file"),
+        (
+            "nowhere/r.csv",
+            1,
+            "cannot find the directory of nowhere/r.csv",
+        ),
         ("-", 2, "expected a file"),
     ] {
         let output = import(place, "a.csv", FAULTY, &["--rejects", rejects]);
@@ -323,6 +327,16 @@ fn a_file_for_rejected_rows_is_new_or_not_there() {
         fs::read_to_string(place.join("there.csv")).expect("a file"),
         "as it was"
     );
+    let store = ["--store", "sqlite:plantstore.db"];
+    for own in ["plantstore.db", "plantstore.db-wal"] {
+        let flags = [&["--rejects", own], &store[..]].concat();
+        let output = import(place, "a.csv", FAULTY, &flags);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(
+            text(&output.stderr).contains("belongs to the store"),
+            "{output:?}"
+        );
+    }
     let flags = ["--rejects", "r.csv", "--strict"];
     let output = import(place, "a.csv", FAULTY, &flags);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
