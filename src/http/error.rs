@@ -52,7 +52,7 @@ catalogue! {
     Defect = 50000 "a defect of the service, or of what it stored",
     Busy = 50300 "the service is too busy, or the store cannot be reached; nothing was stored",
     AnswerLost = 50301 "the store's answer was lost; nobody knows whether the plant was stored",
-    StoreFull = 50302 "the store is full; nothing was stored",
+    StoreFull = 50302 "the disk of the store is full, or its WAL has reached the limit; nothing was stored",
 }
 
 impl Kind {
@@ -241,7 +241,7 @@ impl From<AddError> for ApiError {
             AddError::Full => Self::new(
                 Kind::StoreFull,
                 "The store is full and nothing was stored; \
-                 send the same plant again once its operator has made room.",
+                 send the same plant again later, once there is room again.",
             ),
             AddError::Lost => Self::new(
                 Kind::AnswerLost,

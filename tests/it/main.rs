@@ -27,4 +27,5 @@ mod serving;
 mod shipping;
 mod store;
 mod tokens;
+mod wal_limit;
 mod watching;

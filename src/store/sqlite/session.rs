@@ -223,6 +223,8 @@ pub(super) struct Session {
     generation: Generation,
     /// Frames in the WAL after the last batch.
     wal_frames: i32,
+    /// True if the WAL has started again since the generation was raised.
+    is_new_cycle: bool,
 }
 
 impl Session {
@@ -233,6 +235,7 @@ impl Session {
             lock,
             generation,
             wal_frames: 0,
+            is_new_cycle: false,
         };
         session.advance_alone(connection)?;
         Ok(session)
@@ -245,12 +248,11 @@ impl Session {
         }
     }
 
-    /// True if the WAL has started again from its beginning since the last call. The next transaction then has to raise the
-    /// generation.
+    /// True if the WAL has started again from its beginning since the generation was raised. A transaction then has to raise it.
     pub(super) fn is_new_cycle(&mut self, wal_frames: i32) -> bool {
-        let is_new = wal_frames < self.wal_frames;
+        self.is_new_cycle |= wal_frames < self.wal_frames;
         self.wal_frames = wal_frames;
-        is_new
+        self.is_new_cycle
     }
 
     /// Raises the generation within a transaction. Call `committed` after its commit.
@@ -263,6 +265,7 @@ impl Session {
     /// Notes the raised generation, which is durable now.
     pub(super) fn committed(&mut self) {
         self.generation.number += 1;
+        self.is_new_cycle = false;
         self.lock.write(Some(self.generation));
     }
 
