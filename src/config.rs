@@ -28,6 +28,14 @@ pub struct BodySettings {
     pub max_body_bytes: usize,
 }
 
+/// How long the WAL of a SQLite store may become: for whatever adds plants.
+#[derive(Debug, Clone, Args)]
+pub struct WalSettings {
+    /// The largest WAL of a SQLite store, in bytes; while a reader keeps it from being reset, adds get 503 and import waits
+    #[arg(long, value_name = "N", default_value = "1073741824", value_parser = wal_bytes())]
+    pub max_wal_bytes: u64,
+}
+
 /// What `serve` can be told.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
@@ -57,6 +65,10 @@ pub struct Settings {
     /// The most plants waiting for the store; more are answered 503
     #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     pub max_queue: usize,
+
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "as above")]
+    pub wal: WalSettings,
 
     /// How many connections to PostgreSQL add plants, and one more reads tokens; SQLite has one
     #[arg(long, value_name = "N", default_value = "4", value_parser = up_to(64))]
@@ -113,6 +125,11 @@ impl FromStr for OpsListen {
 /// A whole number from 1 on.
 fn up_to(max: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max)
+}
+
+/// From 1 MiB to 1 TiB.
+fn wal_bytes() -> RangedU64ValueParser {
+    RangedU64ValueParser::new().range(1 << 20..=1 << 40)
 }
 
 fn log_level() -> impl TypedValueParser<Value = LevelFilter> {

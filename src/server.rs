@@ -149,6 +149,9 @@ fn open(settings: &Settings) -> anyhow::Result<Opened> {
     // The store gives up a little before the request does, so that the client gets its reason.
     let timeout = settings.store_timeout * 7 / 8;
     let mut stores = Store::open_to_serve(location, settings.store_connections, timeout)?;
+    for store in &mut stores {
+        store.limit_wal(settings.wal.max_wal_bytes);
+    }
     let first_token = match (location, &mut stores[..]) {
         (Location::Sqlite(path), [store, ..]) => first_run::make_first_token(store, path)?,
         // Others use it too, and perhaps it cannot be reached yet.
@@ -234,6 +237,7 @@ fn let_watch(
     let limits = Limits {
         connections: settings.max_connections,
         queue: settings.max_queue,
+        wal_bytes: settings.wal.max_wal_bytes,
     };
     let ops = Ops::new(metrics, settings.store.store.clone(), limits);
     let OpsListen::On(address) = settings.ops_listen else {

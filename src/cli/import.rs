@@ -22,11 +22,12 @@ use crate::cli::import::rejects::Rejects;
 use crate::cli::import::tally::Tally;
 use crate::cli::output::print;
 use crate::cli::progress::Progress;
-use crate::config::{BodySettings, StoreSettings, token_name};
+use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
 use crate::exchange::{Format, Reader};
 use crate::store::{
-    Addition, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId, TokenRecord,
+    Addition, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId, TokenRecord, WalFull,
 };
+use crate::telemetry::say;
 use crate::token::Token;
 
 /// The most plants in one transaction: if others wait for its end, and if not.
@@ -35,6 +36,10 @@ const LEN_ALONE: usize = 16384;
 
 /// How often a batch is tried while others have the store. Each time is a wait of some seconds.
 const BUSY_TRIES: usize = 12;
+
+/// How long a batch waits for a reader to end that keeps the WAL from being reset, and how often it tries.
+const READER_TIMEOUT: Duration = Duration::from_secs(600);
+const READER_PAUSE: Duration = Duration::from_millis(200);
 
 /// The longest that others are given between two batches.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -68,6 +73,9 @@ pub(super) struct Import {
 
     #[command(flatten)]
     body: BodySettings,
+
+    #[command(flatten)]
+    wal: WalSettings,
 
     #[command(flatten)]
     store: StoreSettings,
@@ -182,6 +190,7 @@ impl Import {
             });
         }
         let mut store = Store::open_to_import(location)?;
+        store.limit_wal(self.wal.max_wal_bytes);
         match token_named(&mut store, &self.token) {
             Ok(token) => Ok(Sink {
                 store: Some(store),
@@ -293,7 +302,7 @@ impl Sink {
         }
         match (&mut self.store, self.token) {
             _ if batch.additions.is_empty() => Ok(Vec::new()),
-            (Some(store), Some(token)) => add(store, token, &batch.additions),
+            (Some(store), Some(token)) => add_once_readers_end(store, token, &batch.additions),
             _ => Ok(rehearsed),
         }
     }
@@ -307,6 +316,30 @@ impl Sink {
             None => vec![None; batch.len()],
         };
         rehearsal.add(batch, stored)
+    }
+}
+
+/// Adds a batch. Waits while the WAL is as long as it may be.
+fn add_once_readers_end(
+    store: &mut Store,
+    token: TokenId,
+    batch: &[Addition],
+) -> Result<Vec<Outcome>, StoreError> {
+    let mut waiting_since = None;
+    loop {
+        match add(store, token, batch) {
+            Err(StoreError::Full(cause)) if cause.is::<WalFull>() => {
+                let since = *waiting_since.get_or_insert_with(|| {
+                    say(format!("waiting: {cause}\n"));
+                    Instant::now()
+                });
+                if since.elapsed() > READER_TIMEOUT {
+                    return Err(StoreError::Full(cause));
+                }
+                thread::sleep(READER_PAUSE);
+            }
+            other => return other,
+        }
     }
 }
 

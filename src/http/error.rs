@@ -52,7 +52,7 @@ catalogue! {
     Defect = 50000 "a defect of the service, or of what it stored",
     Busy = 50300 "the service is too busy; nothing was stored",
     Unknown = 50301 "the store did not confirm the write; the plant may or may not be stored",
-    StoreFull = 50302 "the store is full; nothing was stored",
+    StoreFull = 50302 "the disk of the store is full, or its WAL has reached the limit; nothing was stored",
     Unreachable = 50303 "the store cannot be reached or used; nothing was stored",
 }
 
@@ -260,7 +260,7 @@ impl From<AddError> for ApiError {
             AddError::Full => Self::new(
                 Kind::StoreFull,
                 "The store is full and nothing was stored; \
-                 send the same plant again once its operator has made room.",
+                 send the same plant again later, once there is room again.",
             ),
             AddError::Unreachable => Self::unreachable(),
             AddError::Unknown => Self::new(

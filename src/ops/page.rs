@@ -19,6 +19,8 @@ pub struct Limits {
     pub connections: usize,
     /// Plants that wait for the store.
     pub queue: usize,
+    /// Bytes of the WAL of a SQLite store.
+    pub wal_bytes: u64,
 }
 
 /// All of it.
@@ -34,7 +36,7 @@ pub fn write(
     page.write_adds(metrics, state, limits);
     let (process, footprint) = seen.unzip();
     if let Some(footprint) = footprint.flatten() {
-        page.write_footprint(footprint);
+        page.write_footprint(footprint, limits);
     }
     page.write_tokens(metrics);
     page.write_process(process, metrics.started_at);
@@ -139,17 +141,19 @@ impl Page {
         self.value(in_units(metrics.last_commit_ms.value(), 1e3));
     }
 
-    fn write_footprint(&mut self, footprint: Footprint) {
+    fn write_footprint(&mut self, footprint: Footprint, limits: Limits) {
         self.gauge(
             "plantstore_store_size_bytes",
             "Size of the database file, its log apart.",
         );
         self.value(footprint.database);
-        self.gauge(
-            "plantstore_store_wal_size_bytes",
-            "Size of the file of its log.",
-        );
+        self.gauge("plantstore_store_wal_size_bytes", "Size of its WAL file.");
         self.value(footprint.log);
+        self.gauge(
+            "plantstore_store_wal_max_bytes",
+            "Size of the WAL from which on adds are rejected.",
+        );
+        self.value(limits.wal_bytes);
     }
 
     fn write_tokens(&mut self, metrics: &Metrics) {

@@ -45,6 +45,18 @@ pub enum StoreError {
     Failed(#[source] Cause),
 }
 
+/// Why nothing is written: the WAL is as long as it may be.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the WAL has reached its limit of {bytes_max} bytes (--max-wal-bytes); a read transaction of {held_by} keeps it from being reset"
+)]
+pub struct WalFull {
+    /// The limit.
+    pub bytes_max: u64,
+    /// Who has the read transaction open, in words.
+    pub held_by: String,
+}
+
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull};

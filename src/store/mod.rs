@@ -22,7 +22,7 @@ pub use contract::{
     Addition, Checked, Finding, Footprint, Found, Location, NewToken, Outcome, Page, PlantRecord,
     TokenId, TokenRecord,
 };
-pub use error::{OpenError, SaveError, StoreError, chain};
+pub use error::{OpenError, SaveError, StoreError, WalFull, chain};
 pub use rehearsal::Rehearsal;
 pub use search::{Days, Place, Statistics, Walk, Wanted};
 pub use sqlite::{BackupFile, Restoration};
@@ -169,6 +169,14 @@ impl Store {
         match self {
             Self::Sqlite(_) => false,
             Self::Postgres(store) => store.is_disconnected(),
+        }
+    }
+
+    /// Rejects adds while the WAL of a SQLite store is longer than this because a reader keeps it from being reset.
+    pub fn limit_wal(&mut self, bytes_max: u64) {
+        match self {
+            Self::Sqlite(store) => store.limit_wal(bytes_max),
+            Self::Postgres(_) => {}
         }
     }
 

@@ -18,6 +18,7 @@ mod statistics;
 mod tally;
 mod tokens;
 mod wal_check;
+mod wal_limit;
 
 use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
@@ -45,6 +46,7 @@ use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
 use crate::store::sqlite::rows::PlantRow;
 use crate::store::sqlite::session::{Session, State};
+use crate::store::sqlite::wal_limit::WalLimit;
 use crate::token::TokenDigest;
 
 /// While plants are copied in, the WAL is moved into the database when it has a quarter of its pages, or this many (64 MiB).
@@ -62,6 +64,7 @@ pub struct Sqlite {
     /// Of the one that serves.
     session: Option<Session>,
     clock: Clock,
+    wal_limit: WalLimit,
 }
 
 /// A session ends with its store, unless that has failed: then it is not dropped.
@@ -160,6 +163,7 @@ impl Sqlite {
             files: None,
             session: None,
             clock: Clock::default(),
+            wal_limit: WalLimit::default(),
         }
     }
 
@@ -215,7 +219,7 @@ impl Sqlite {
 
     /// Checks that the store can be used, with a write if one is due.
     pub fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
-        self.check_files()?;
+        self.check_files(self.log_pages.load(Ordering::Relaxed))?;
         if is_write_due {
             self.rewrite()?;
         }
@@ -233,12 +237,22 @@ impl Sqlite {
         Ok(transaction.commit()?)
     }
 
-    /// To be called before each transaction: looks after the files and the WAL. Returns the length of the WAL in frames.
+    /// To be called before each transaction: looks after the files and the WAL. Returns the length of the WAL in frames. Fails if
+    /// the WAL is as long as it may be.
     fn prepare_write(&mut self) -> Result<i32, StoreError> {
-        let wal_frames = self.log_pages.load(Ordering::Relaxed);
+        let mut wal_frames = self.log_pages.load(Ordering::Relaxed);
         self.check_files(wal_frames)?;
         if let Some(checkpoints) = &mut self.checkpoints {
             checkpoints.proceed(&self.connection, wal_frames)?;
+        }
+        let connection = &self.connection;
+        let reset = || match &mut self.checkpoints {
+            Some(checkpoints) => checkpoints.reset(connection, wal_frames),
+            None => checkpoints::reset(connection),
+        };
+        if self.wal_limit.enforce(wal_frames, connection, reset)? {
+            wal_frames = 0;
+            self.log_pages.store(wal_frames, Ordering::Relaxed);
         }
         Ok(wal_frames)
     }
@@ -257,6 +271,11 @@ impl Sqlite {
             let rescued = rescue::rescue(&mut self.connection, files, &accident);
             StoreError::Failed(format!("{accident}; {rescued}").into())
         })
+    }
+
+    /// Rejects adds while the WAL is longer than this because a reader keeps it from being reset.
+    pub fn limit_wal(&mut self, bytes_max: u64) {
+        self.wal_limit = WalLimit::new(bytes_max);
     }
 
     /// What each plant is to the one that has its id; none where the id is free.
@@ -368,6 +387,7 @@ impl Sqlite {
 
     /// Keeps plants of another store as they are; leaves what is there.
     pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        self.prepare_write()?;
         let transaction = write(&mut self.connection)?;
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
@@ -385,16 +405,10 @@ impl Sqlite {
         let pages = self
             .connection
             .pragma_query_value(None, "page_count", |row| row.get::<_, i32>(0))?;
-        if wal_pages <= (pages / WAL_SHARE).min(WAL_PAGES_MAX) {
-            return Ok(());
+        if wal_pages > (pages / WAL_SHARE).min(WAL_PAGES_MAX) {
+            checkpoints::move_log(&self.connection)?;
         }
-        let moved = checkpoints::move_log(&self.connection);
-        if moved.is_err() {
-            // After a failed fsync another one may claim success, so closing must not run a checkpoint.
-            let no_checkpoint = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-            self.connection.set_db_config(no_checkpoint, true)?;
-        }
-        moved
+        Ok(())
     }
 
     /// Inserts tokens of another store, and merges the state of those that are there already.

@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use crate::harness::clock::Clock;
-use crate::harness::{Server, directory, plantstore, postgres, run, run_ok, wait_for_exit};
+use crate::harness::{Server, directory, plantstore, run, run_ok, wait_for_exit};
 
 fn start(clock: &Clock, directory: &Path) -> Server {
     let mut command = plantstore(directory);
@@ -47,9 +47,6 @@ fn lines_with(server: &Server, message: &str) -> usize {
 
 #[test]
 fn a_clock_that_was_fifty_years_ahead_for_one_add_dates_no_other() {
-    if postgres::is_under_test() {
-        return; // whose own clock dates its plants
-    }
     let directory = directory();
     let here = directory.path();
     let clock = Clock::new(here);
@@ -126,9 +123,6 @@ fn a_clock_that_was_fifty_years_ahead_for_one_add_dates_no_other() {
 
 #[test]
 fn a_store_whose_newest_plants_are_dated_in_the_future_says_so_when_it_is_opened() {
-    if postgres::is_under_test() {
-        return;
-    }
     let directory = directory();
     let clock = Clock::new(directory.path());
     clock.set("+0");
@@ -149,17 +143,14 @@ fn a_store_whose_newest_plants_are_dated_in_the_future_says_so_when_it_is_opened
 
 #[test]
 fn an_export_is_of_one_moment_also_if_the_clock_is_set_back_meanwhile() {
-    if postgres::is_under_test() {
-        return;
-    }
     let directory = directory();
     let here = directory.path();
     let clock = Clock::new(here);
     clock.set("+0");
     let server = start(&clock, here);
-    let plants: String = (0..20_000)
-        .map(|id| format!("{{\"id\":{id},\"name\":\"plant {id}\"}}\n"))
-        .collect();
+    let plants = (0..20_000).fold(String::new(), |lines, id| {
+        lines + &format!("{{\"id\":{id},\"name\":\"plant {id}\"}}\n")
+    });
     fs::write(here.join("plants.ndjson"), &plants).expect("a file");
     run_ok(here, &["import", "plants.ndjson"]);
     let mut command = plantstore(here);
@@ -174,7 +165,9 @@ fn an_export_is_of_one_moment_also_if_the_clock_is_set_back_meanwhile() {
     // More than a pipe holds is still to come.
     for (time, ids) in [("-1d", [-1, 1_000_000]), ("+1d", [-2, 1_000_001])] {
         clock.set(time);
-        ids.iter().for_each(|id| add(&server, *id));
+        for id in ids {
+            add(&server, id);
+        }
     }
     output.read_to_end(&mut exported).expect("the rest");
     assert!(wait_for_exit(&mut export).success());
@@ -189,9 +182,6 @@ fn an_export_is_of_one_moment_also_if_the_clock_is_set_back_meanwhile() {
 
 #[test]
 fn a_plant_whose_batch_number_a_disk_has_changed_is_not_left_out_of_an_export_in_silence() {
-    if postgres::is_under_test() {
-        return;
-    }
     let mut server = Server::start();
     for id in 1..=3 {
         add(&server, id);

@@ -28,4 +28,5 @@ mod serving;
 mod shipping;
 mod store;
 mod tokens;
+mod wal_limit;
 mod watching;

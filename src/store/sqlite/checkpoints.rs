@@ -6,10 +6,12 @@
 //! themselves; so most of it is done by a thread with a connection of its own.
 
 use std::fs::File;
-use std::sync::mpsc::{self, Receiver, SyncSender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 
 use crate::store::error::StoreError;
 use crate::store::sqlite::open;
@@ -23,6 +25,10 @@ const PAGES_FEW: i32 = 400;
 
 /// A log that has grown by this many is moved before anything else, as a start after a crash has to move it all.
 const PAGES_MAX: i32 = 4000;
+
+/// How long a batch waits for the thread to move all of a WAL that is to be reset, and then for short readers to end.
+const RESET_TIMEOUT: Duration = Duration::from_secs(1);
+const READER_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// When to move it, and who does.
 pub struct Checkpoints {
@@ -62,7 +68,12 @@ impl Checkpoints {
             }
             return Ok(());
         };
-        let Some(result) = self.mover.result(grown >= PAGES_MAX) else {
+        let patience = if grown >= PAGES_MAX {
+            Duration::MAX
+        } else {
+            Duration::ZERO
+        };
+        let Some(result) = self.mover.result(patience) else {
             return Ok(());
         };
         self.moving = None;
@@ -74,6 +85,24 @@ impl Checkpoints {
             self.moved_at = pages;
             move_log(adding)
         }
+    }
+
+    /// Moves all of the WAL into the database and resets it. False if a reader prevents that, or if it takes longer than a moment; then the
+    /// thread goes on with it.
+    pub fn reset(&mut self, adding: &Connection, pages: i32) -> Result<bool, StoreError> {
+        if self.moving.is_none() {
+            self.have_moved(pages);
+        }
+        let Some(result) = self.mover.result(RESET_TIMEOUT) else {
+            return Ok(false);
+        };
+        self.moving = None;
+        result?;
+        let is_reset = reset(adding)?;
+        if is_reset {
+            self.moved_at = 0;
+        }
+        Ok(is_reset)
     }
 
     fn have_moved(&mut self, up_to: i32) {
@@ -118,17 +147,14 @@ impl Mover {
         }
     }
 
-    /// What came of it, if it is over or is to be waited for.
-    fn result(&self, wait: bool) -> Option<Result<(), StoreError>> {
-        let result = if wait {
-            self.results.recv().map_err(|_| TryRecvError::Disconnected)
-        } else {
-            self.results.try_recv()
-        };
-        match result {
+    /// What came of it, if it is over within this time.
+    fn result(&self, patience: Duration) -> Option<Result<(), StoreError>> {
+        match self.results.recv_timeout(patience) {
             Ok(result) => Some(result),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => panic!("the thread of the checkpoints has panicked"),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                panic!("the thread of the checkpoints has panicked")
+            }
         }
     }
 }
@@ -143,10 +169,30 @@ impl Drop for Mover {
     }
 }
 
+/// Moves all of the WAL into the database and resets it, unless a reader prevents that for longer than a moment.
+pub(super) fn reset(connection: &Connection) -> Result<bool, StoreError> {
+    connection.busy_timeout(READER_TIMEOUT)?;
+    let is_reset = checkpoint(connection, "TRUNCATE");
+    connection.busy_timeout(open::BUSY_TIMEOUT)?;
+    match is_reset {
+        Err(StoreError::Busy(_)) => Ok(false),
+        other => other,
+    }
+}
+
 /// A reader in the way, or a full disk, leaves the rest for next time.
 pub(super) fn move_log(connection: &Connection) -> Result<(), StoreError> {
-    match open::checkpoint(connection, "PASSIVE").map_err(StoreError::from) {
+    match checkpoint(connection, "PASSIVE") {
         Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_) | StoreError::Unusable(_)) => Ok(()),
         Err(failed) => Err(failed),
     }
+}
+
+fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, StoreError> {
+    let done = open::checkpoint(connection, mode).map_err(StoreError::from);
+    if let Err(StoreError::Failed(_)) = &done {
+        // After a failed fsync another one may claim success, so closing must not run a checkpoint.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    }
+    done
 }

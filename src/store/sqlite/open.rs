@@ -23,7 +23,7 @@ use crate::store::sqlite::wal_check;
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
 /// transaction.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The schema, a step a version. A step that has been released is never changed.
 const MIGRATIONS: [&str; 4] = [

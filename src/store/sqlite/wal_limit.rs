@@ -1,0 +1,183 @@
+//! A ceiling for the WAL. A read transaction that stays open keeps SQLite from resetting the WAL, which then grows with every write.
+//! At the ceiling nothing more is written until the WAL could be reset.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use rusqlite::Connection;
+
+use crate::fs::with_suffix;
+use crate::store::error::{StoreError, WalFull};
+use crate::store::sqlite::open;
+
+/// The ceiling of a connection that was given no other.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// The sizes of the header of the WAL file and of a frame: a page and its header.
+const HEADER_BYTES: u64 = 32;
+const FRAME_BYTES: u64 = 24 + 4096;
+
+/// The bytes of the `-shm` file that a reader locks, according to the WAL-index format of SQLite.
+const READ_LOCKS: std::ops::RangeInclusive<u64> = 123..=127;
+
+/// The ceiling, and how much of it was used when that was last logged.
+pub(super) struct WalLimit {
+    bytes_max: u64,
+    frames_max: u64,
+    use_logged: Use,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
+enum Use {
+    Little,
+    Half,
+    All,
+}
+
+impl Default for WalLimit {
+    fn default() -> Self {
+        Self::new(BYTES_MAX)
+    }
+}
+
+impl WalLimit {
+    pub(super) fn new(bytes_max: u64) -> Self {
+        Self {
+            bytes_max,
+            frames_max: (bytes_max.saturating_sub(HEADER_BYTES) / FRAME_BYTES).max(2),
+            use_logged: Use::Little,
+        }
+    }
+
+    /// Has a WAL of this many frames reset if it has reached the ceiling, or half of it for the first time. `reset` returns false if a
+    /// reader prevents it. Returns whether the WAL was reset; fails if it is as long as it may be.
+    pub(super) fn enforce(
+        &mut self,
+        frames: i32,
+        connection: &Connection,
+        reset: impl FnOnce() -> Result<bool, StoreError>,
+    ) -> Result<bool, StoreError> {
+        let frames = u64::try_from(frames).unwrap_or_default();
+        let used = if frames < self.frames_max / 2 {
+            Use::Little
+        } else if frames < self.frames_max {
+            Use::Half
+        } else {
+            Use::All
+        };
+        if used < Use::All && used <= self.use_logged {
+            if used < self.use_logged {
+                self.log_reset();
+            }
+            return Ok(false);
+        }
+        if reset()? {
+            self.log_reset();
+            return Ok(true);
+        }
+        let held_by = readers(connection.path());
+        if used > self.use_logged {
+            self.use_logged = used;
+            self.log_use(frames, &held_by);
+        }
+        match used {
+            Use::All => Err(StoreError::Full(Box::new(WalFull {
+                bytes_max: self.bytes_max,
+                held_by,
+            }))),
+            Use::Little | Use::Half => Ok(false),
+        }
+    }
+
+    fn log_use(&self, frames: u64, held_by: &str) {
+        let wal_bytes = HEADER_BYTES + frames * FRAME_BYTES;
+        let wal_bytes_max = self.bytes_max;
+        if self.use_logged == Use::All {
+            tracing::warn!(
+                wal_bytes,
+                wal_bytes_max,
+                held_by,
+                "the WAL has reached its limit because a read transaction keeps it from being reset; adds are rejected until that ends"
+            );
+        } else {
+            tracing::warn!(
+                wal_bytes,
+                wal_bytes_max,
+                held_by,
+                "the WAL has reached half of its limit because a read transaction keeps it from being reset"
+            );
+        }
+    }
+
+    fn log_reset(&mut self) {
+        match std::mem::replace(&mut self.use_logged, Use::Little) {
+            Use::All => tracing::info!("the WAL was reset; adds are accepted again"),
+            Use::Half => tracing::info!("the WAL was reset"),
+            Use::Little => {}
+        }
+    }
+}
+
+/// The other processes that have a read transaction open on this database, as far as the kernel lists their locks.
+fn readers(database: Option<&str>) -> String {
+    let found = database.and_then(|database| {
+        let index = with_suffix(&open::real(database.as_ref()).ok()?, "-shm");
+        let inode = fs::metadata(index).ok()?.ino();
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        let mut pids: Vec<u32> = locks
+            .lines()
+            .filter_map(|lock| reader(lock, inode))
+            .filter(|pid| *pid != std::process::id())
+            .collect();
+        pids.sort_unstable();
+        pids.dedup();
+        let name = |pid: &u32| match fs::read_to_string(format!("/proc/{pid}/comm")) {
+            Ok(name) => format!("process {pid} ({})", name.trim_end()),
+            Err(_) => format!("process {pid}"),
+        };
+        let names: Vec<_> = pids.iter().map(name).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    });
+    found.unwrap_or_else(|| "an unknown process".to_owned())
+}
+
+/// The process of a line such as `3: POSIX  ADVISORY  READ 4711 08:01:131130 124 124`, if it is the lock of a reader of this file. The
+/// device is not compared: for some file systems the kernel names another one here than it does elsewhere.
+fn reader(lock: &str, inode: u64) -> Option<u32> {
+    let fields: Vec<_> = lock.split_whitespace().collect();
+    let [_, "POSIX", _, "READ", pid, file, first, last] = fields[..] else {
+        return None;
+    };
+    let is_of_file = file.rsplit(':').next()?.parse() == Ok(inode);
+    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    let is_of_reader = first <= *READ_LOCKS.end() && last >= *READ_LOCKS.start();
+    // A process of another namespace has no number here.
+    let pid = pid.parse().ok().filter(|pid| *pid > 0)?;
+    (is_of_file && is_of_reader).then_some(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_is_recognized_by_its_lock() {
+        let of = |line| reader(line, 131_130);
+        assert_eq!(
+            of("3: POSIX  ADVISORY  READ 4711 08:01:131130 124 124"),
+            Some(4711)
+        );
+        for other in [
+            "3: POSIX  ADVISORY  READ 4711 08:01:131131 124 124",
+            "3: POSIX  ADVISORY  WRITE 4711 08:01:131130 124 124",
+            "3: POSIX  ADVISORY  READ 4711 08:01:131130 128 128",
+            "3: POSIX  ADVISORY  READ -1 08:01:131130 124 124",
+            "3: POSIX  ADVISORY  READ 4711 08:01:131130 128 EOF",
+            "3: -> POSIX  ADVISORY  READ 4711 08:01:131130 124 124",
+            "3: FLOCK  ADVISORY  WRITE 4711 08:01:131130 0 EOF",
+            "",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+}
