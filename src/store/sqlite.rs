@@ -70,8 +70,9 @@ pub struct Sqlite {
 /// A session ends with its store, unless that has failed: then it is not dropped.
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        if let Some(session) = &self.session {
-            session.end(&self.connection);
+        if self.session.is_some() {
+            // If that fails, the database needs its WAL or the lock file as after a kill.
+            let _ = session::set_clean(&self.connection, true);
         }
     }
 }
@@ -260,7 +261,7 @@ impl Sqlite {
     /// Makes sure that the path still leads to the files that are open. If it does not, what is in them is saved as far as
     /// possible, and nothing may be acknowledged any more.
     fn check_files(&mut self, wal_frames: i32) -> Result<(), StoreError> {
-        let Some(files) = self.files.as_mut().filter(|files| files.is_due(wal_frames)) else {
+        let Some(files) = self.files.as_mut().filter(|files| files.is_due()) else {
             return Ok(());
         };
         let checked = files.check(&self.connection, wal_frames);

@@ -26,6 +26,8 @@ pub(super) struct FileIdentity {
     database_id: FileId,
     wal: File,
     wal_id: FileId,
+    /// The last frame of the WAL at the last check, and the salts of its cycle.
+    wal_mark: Option<(i32, [u8; 8])>,
     shared_memory_id: FileId,
     database_len: u64,
     /// A part of the content that never changes, and the page that it is on.
@@ -36,6 +38,15 @@ pub(super) struct FileIdentity {
 }
 
 type FileId = (u64, u64);
+
+/// How many frames of the WAL are looked at.
+const SAMPLES: i32 = 64;
+
+/// A problem with the WAL is looked at so often: another process may be writing to it.
+const LOOKS: usize = 3;
+
+/// The first bytes of a WAL; one bit of the next byte is the byte order of its checksums.
+const WAL_MAGIC: [u8; 3] = [0x37, 0x7f, 0x06];
 
 /// What has happened to the files.
 #[derive(Debug, PartialEq, Eq)]
@@ -84,6 +95,7 @@ impl FileIdentity {
             database_id: id("")?,
             wal: File::open(with_suffix(&real, "-wal"))?,
             wal_id: id("-wal")?,
+            wal_mark: None,
             shared_memory_id: id("-shm")?,
             database_len: database.metadata()?.len(),
             real,
@@ -97,9 +109,9 @@ impl FileIdentity {
         Ok(files)
     }
 
-    /// True if it is time for another check. A WAL that was truncated is noticed at once: the next commit would hide it.
-    pub(super) fn is_due(&self, wal_frames: i32) -> bool {
-        Instant::now() >= self.next_check || self.is_wal_shorter_than(wal_frames)
+    /// True if it is time for another check.
+    pub(super) fn is_due(&self) -> bool {
+        Instant::now() >= self.next_check
     }
 
     /// Looks at the files. The connection is one to the store; `wal_frames` is the length of the WAL as it last knew it.
@@ -121,10 +133,11 @@ impl FileIdentity {
         if !self.has_content(connection) {
             return Err(Accident::ContentDestroyed(self.real.clone()));
         }
-        // Another process may have started the WAL again from its beginning, and cut it off.
-        if self.is_wal_shorter_than(wal_frames)
-            && wal_frames_now(connection).is_none_or(|frames| self.is_wal_shorter_than(frames))
-        {
+        // Another process may have started the WAL again from its beginning, perhaps just now.
+        let has_frames = self.has_frames(wal_frames)
+            || (1..LOOKS)
+                .any(|_| wal_frames_now(connection).is_none_or(|frames| self.has_frames(frames)));
+        if !has_frames {
             return Err(Accident::ContentDestroyed(with_suffix(&self.real, "-wal")));
         }
         Ok(())
@@ -180,13 +193,38 @@ impl FileIdentity {
         Ok(())
     }
 
-    fn is_wal_shorter_than(&self, frames: i32) -> bool {
+    /// False if the WAL is shorter than it should be, or has a hole: after a truncation SQLite goes on writing where the next
+    /// frame belongs.
+    fn has_frames(&mut self, wal_frames: i32) -> bool {
+        let mut header = [0; 24];
+        if wal_frames == 0 || self.wal.read_exact_at(&mut header, 0).is_err() {
+            return wal_frames == 0;
+        }
+        let salts: [u8; 8] = *header.last_chunk().expect("a header is longer");
+        let has_frame = |frame: i32| {
+            let mut found = [0; 8];
+            let at = self.offset_of_frame(frame) + 8;
+            self.wal.read_exact_at(&mut found, at).is_ok() && found == salts
+        };
+        let distance = (wal_frames / SAMPLES).max(1);
+        let samples = (0..SAMPLES)
+            .map(|number| wal_frames - number * distance)
+            .take_while(|frame| *frame > 0);
+        let marked = self.wal_mark.filter(|(_, marked)| *marked == salts);
+        let has_all = header.starts_with(&WAL_MAGIC)
+            && samples.chain(marked.map(|(frame, _)| frame)).all(has_frame);
+        if has_all {
+            self.wal_mark = Some((wal_frames, salts));
+        }
+        has_all
+    }
+
+    /// Where a frame begins; they are counted from 1.
+    fn offset_of_frame(&self, frame: i32) -> u64 {
         const HEADER: u64 = 32;
         const FRAME_HEADER: u64 = 24;
-        let frames = u64::try_from(frames).unwrap_or_default();
-        let frame = self.page.len() as u64 + FRAME_HEADER;
-        let len = self.wal.metadata().map(|found| found.len());
-        len.is_ok_and(|len| frames > 0 && len < HEADER + frames * frame)
+        let frames_before = u64::try_from(frame - 1).unwrap_or_default();
+        HEADER + frames_before * (FRAME_HEADER + self.page.len() as u64)
     }
 }
 

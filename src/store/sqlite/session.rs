@@ -289,12 +289,6 @@ impl Session {
             self.lock.write(Some(self.noted));
         }
     }
-
-    /// Ends the session, before the connection is closed.
-    pub(super) fn end(&self, connection: &Connection) {
-        // If that fails, the database needs its WAL or the lock file as after a kill.
-        let _ = set_clean(connection, true);
-    }
 }
 
 /// Where the number of the batch is in the lock file.
