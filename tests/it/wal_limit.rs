@@ -4,6 +4,8 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
 
 use rusqlite::Connection;
 use serde_json::Value;
@@ -138,23 +140,42 @@ fn the_log_names_the_process_that_reads() {
 fn an_import_waits_for_the_reader_to_end() {
     let directory = directory();
     let here = directory.path();
-    let plants: String = (0..400).map(|id| plant(id) + "\n").collect();
-    fs::write(here.join("plants.ndjson"), plants).expect("a file");
     run_ok(here, &["token", "create", "x"]);
-    let reader = read(here);
     let mut command = plantstore(here);
-    command.args(["import", "plants.ndjson"]).args(SMALL_LIMIT);
+    command.args(["import", "-"]).args(SMALL_LIMIT);
     let said = fs::File::create(here.join("said")).expect("a file");
-    let mut import = command.stderr(said).spawn().expect("it starts");
-    let waits = || {
-        let said = fs::read_to_string(here.join("said")).expect("a file");
-        said.contains("waiting: the WAL has reached its limit of 1048576 bytes")
-            && said.contains(&format!("process {}", std::process::id()))
-    };
-    wait_until("it waits", waits);
+    let mut import = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(said)
+        .spawn()
+        .expect("it starts");
+    let mut input = import.stdin.take().expect("a pipe");
+    let (go_on, gone_on) = channel();
+    let sender = thread::spawn(move || {
+        for id in 0..600 {
+            // More than one batch, so that the first is stored before there is a reader.
+            if id == 200 {
+                gone_on.recv().expect("a reader");
+            }
+            writeln!(input, "{}", plant(id)).expect("it reads");
+        }
+    });
+    wait_until("it has begun", || !crate::harness::plants(here).is_empty());
+    let reader = read(here);
+    go_on.send(()).expect("a sender");
+    let said = || fs::read_to_string(here.join("said")).expect("a file");
+    wait_until("it waits", || {
+        said().contains("waiting: the WAL has reached its limit of 1048576 bytes")
+    });
+    assert!(
+        said().contains(&format!("process {}", std::process::id())),
+        "{}",
+        said()
+    );
     reader.execute_batch("COMMIT").expect("SQL");
+    sender.join().expect("all is sent");
     assert!(wait_for_exit(&mut import).success());
-    assert_eq!(crate::harness::plants(here).len(), 400);
-    let said = fs::read_to_string(here.join("said")).expect("a file");
-    assert_eq!(said.matches("waiting").count(), 1, "{said}");
+    assert_eq!(crate::harness::plants(here).len(), 600);
+    assert_eq!(said().matches("waiting").count(), 1, "{}", said());
 }
