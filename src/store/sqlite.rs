@@ -64,13 +64,15 @@ pub struct Sqlite {
     /// Of the one that serves.
     session: Option<Session>,
     clock: Clock,
+    /// After a failed fsync nothing may be written any more: another one may claim success.
+    has_failed: bool,
     wal_limit: WalLimit,
 }
 
 /// A session ends with its store, unless that has failed: then it is not dropped.
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        if self.session.is_some() {
+        if self.session.is_some() && !self.has_failed {
             // If that fails, the database needs its WAL or the lock file as after a kill.
             let _ = session::set_clean(&self.connection, true);
         }
@@ -164,6 +166,7 @@ impl Sqlite {
             files: None,
             session: None,
             clock: Clock::default(),
+            has_failed: false,
             wal_limit: WalLimit::default(),
         }
     }
@@ -172,6 +175,16 @@ impl Sqlite {
     /// on disk.
     /// With it goes when tokens were used.
     pub fn add(
+        &mut self,
+        batch: &[Addition],
+        used: &[(TokenId, Timestamp)],
+    ) -> Result<Vec<Outcome>, StoreError> {
+        let added = self.try_add(batch, used);
+        self.has_failed |= matches!(added, Err(StoreError::Failed(_)));
+        added
+    }
+
+    fn try_add(
         &mut self,
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],

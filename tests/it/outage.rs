@@ -202,16 +202,18 @@ fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_
 #[test]
 fn a_store_that_rejects_writes_is_noticed_without_a_request_and_logged_once() {
     let directory = directory();
-    // Calls are counted for each thread: the one that opens the store makes 8, a probe 2 or 3. After some of those, the
+    // Calls are counted for each thread: the one that opens the store makes 3, a probe 2 or 3. After some of those, the
     // disk is full for four attempts.
-    let fault = "pwrite64:error=ENOSPC:when=9..12";
+    let wal = directory.path().join("plantstore.db-wal");
+    let wal = wal.to_str().expect("UTF-8");
+    let fault = ["-P", wal, "-e", "inject=pwrite64:error=ENOSPC:when=5..8"];
     let store = ["--store", "sqlite:plantstore.db"];
     assert!(
         Server::start_in(directory.path(), &store)
             .terminate()
             .success()
     );
-    let server = Server::start_with_fault(directory.path(), fault, &store);
+    let server = Server::start_under_strace(directory.path(), &fault, &store);
     wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
     wait_until("it is not ready", || {
         metric(&server, "plantstore_ready") == 0
@@ -241,7 +243,7 @@ fn a_failed_sync_of_an_idle_node_ends_it() {
     assert_eq!(server.wait_for_exit().code(), Some(1));
     let logged = server.everything_logged();
     assert!(
-        logged.contains("the store can no longer be trusted"),
+        logged.contains("its store cannot be used any more"),
         "{logged}"
     );
 }

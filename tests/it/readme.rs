@@ -31,6 +31,7 @@ struct Started {
 impl Started {
     fn terminate(&self) {
         if let Ok(pid) = fs::read_to_string(&self.lock) {
+            let pid = pid.lines().next().unwrap_or_default();
             let _ = Command::new("kill").arg(pid.trim()).status();
         }
     }

@@ -337,7 +337,8 @@ fn systemd_is_told_ready_once_connections_are_taken_and_stopping_once_they_are_d
     let mut child = Started(command.stderr(Stdio::null()).spawn().expect("it starts"));
     if let Some(holder) = &holder {
         let lock = directory.path().join("plantstore.db-lock");
-        let holds = |pid: String| pid.trim() == child.0.id().to_string();
+        let holds =
+            |text: String| text.lines().next().map(str::trim) == Some(&child.0.id().to_string());
         wait_until("it is opening the store", || {
             fs::read_to_string(&lock).is_ok_and(holds)
         });

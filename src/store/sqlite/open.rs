@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rusqlite::config::DbConfig;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
@@ -36,6 +37,9 @@ const VERSION: u32 = 4;
 
 /// The first version whose plants have a batch number.
 const VERSION_WITH_BATCHES: u32 = 3;
+
+/// The first version that says whether it is complete without a WAL.
+const VERSION_WITH_STATE: u32 = 4;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// A connection for the one server: up to date, and with nothing left in the WAL that is not
@@ -44,14 +48,17 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError>
     create(path)?;
     let mut connection = connect(path)?;
     let lock = Lock::take(&real(path)?)?;
+    run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
     upgrade(&mut connection, path)?;
-    let session = Session::begin(&connection, lock).map_err(unusable(path))?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
-        Ok(true) => Ok((connection, session)),
-        Ok(false) => Err(OpenError::Held(path.display().to_string())),
-        Err(source) => Err(unusable(path)(source)),
+        Ok(true) => {}
+        Ok(false) => return Err(OpenError::Held(path.display().to_string())),
+        Err(source) => return Err(unusable(path)(source)),
     }
+    let session = Session::begin(&connection, lock).map_err(unusable(path))?;
+    run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
+    Ok((connection, session))
 }
 
 /// A connection while others may have the store open too. It upgrades the schema only while no server is running.
@@ -110,6 +117,9 @@ pub(super) fn lay_to_rest(path: &Path) -> Result<(), OpenError> {
         Err(OpenError::AtRest(_)) => return Ok(()),
         other => other?,
     };
+    if version(&connection, path)? >= VERSION_WITH_STATE {
+        session::set_clean(&connection, true).map_err(unusable(path))?;
+    }
     match set_and_read_back(&connection, "journal_mode = DELETE", "delete", path) {
         Err(OpenError::Pragma { path, .. }) => Err(OpenError::Held(path)),
         other => other,
@@ -129,6 +139,7 @@ pub(super) fn accept_loss(path: &Path) -> Result<(), OpenError> {
     upgrade(&mut connection, path)?;
     session::set_clean(&connection, true).map_err(unusable(path))?;
     lock.forget_batch();
+    run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     drop(connection);
     Ok(())
 }
@@ -229,13 +240,22 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     session::check_wal(&real)?;
     let connection = connect_locked(path)?;
     session::check_complete(&connection, &real)?;
+    run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     Ok(connection)
 }
 
-/// Connects without looking at the WAL first.
+/// SQLite runs a checkpoint and deletes the WAL when the last connection is closed. Not while it is unknown whether database
+/// and WAL are sound and belong together, and not after a failed fsync.
+fn run_checkpoint_on_close(connection: &Connection, run: bool) -> Result<(), rusqlite::Error> {
+    let setting = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+    connection.set_db_config(setting, !run).map(drop)
+}
+
+/// Connects without looking at the WAL first, and without a checkpoint at the end.
 fn connect_locked(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
+    run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
     connection
         .busy_timeout(BUSY_TIMEOUT)
         .map_err(unusable(path))?;

@@ -84,11 +84,11 @@ impl Restoration {
         drop(connection);
         self.file.set_journal_mode(JournalMode::Wal)?;
         give_to_owner_of(&self.store, self.file.file());
-        // A store with an older state than the one that was served here is what was asked for.
-        self.lock.forget_batch();
         let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
         let kept = with_suffix(&self.store, &format!("-before-{now}"));
         let moved = set_companions_aside(&self.store, &kept)?;
+        // A store with an older state than the one that was served here is what was asked for.
+        self.lock.forget_batch();
         if self.store.exists() {
             self.file.persist_and_keep(&kept)?;
             return Ok(Some(kept));

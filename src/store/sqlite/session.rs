@@ -17,7 +17,7 @@ use rusqlite::{Connection, Error, OpenFlags};
 
 use crate::fs::{Content, create_empty, is_same_file, open_existing, with_suffix};
 use crate::store::error::OpenError;
-use crate::store::sqlite::open::{failed_to, unusable};
+use crate::store::sqlite::open::{checkpoint, failed_to, unusable};
 use crate::store::sqlite::{rows, wal_check};
 
 /// What a database says of itself.
@@ -258,7 +258,11 @@ impl Session {
             wal_frames: i32::MAX,
         };
         session.lock.write(Some(session.noted));
-        set_clean(connection, false)?;
+        if state.is_clean {
+            set_clean(connection, false)?;
+            // To be found in the database without its WAL. If a reader prevents that, a later checkpoint does it.
+            checkpoint(connection, "PASSIVE")?;
+        }
         Ok(session)
     }
 
