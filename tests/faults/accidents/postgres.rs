@@ -46,8 +46,7 @@ pub fn rows() -> Vec<Row> {
             "60,000 plants with random ids, `backup` and `copy`; the size of the directory is measured",
             "never more than twice the size of the result",
         )
-        .case("backup", |case| temporary_space(case, &["backup", "target/out.db"]))
-        .case("copy", |case| temporary_space(case, &["copy", "--to", "sqlite:target/out.db"])),
+        .case("backup and copy", temporary_space),
         Row::new(
             "restore into PostgreSQL where tokens collide",
             "`restore --force` into a database with a token of the same name and of the same id",
@@ -133,7 +132,7 @@ fn locked_rows(case: &mut Case) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let lock = format!(
-                "BEGIN; SELECT 1 FROM {schema}.tokens FOR UPDATE; SELECT pg_sleep(8); COMMIT"
+                "BEGIN; SELECT 1 FROM {schema}.tokens FOR UPDATE; SELECT pg_sleep(5); COMMIT"
             );
             let _ = postgres.try_run(&lock, "plants");
             has_ended.store(true, Ordering::SeqCst);
@@ -228,7 +227,7 @@ fn outage(case: &mut Case) {
     complete(case, &postgres);
 }
 
-fn temporary_space(case: &mut Case, arguments: &[&str]) {
+fn temporary_space(case: &mut Case) {
     let postgres = Postgres::start_new();
     let url = postgres.url();
     let mut rows = "id,name,tag\n".to_owned();
@@ -239,28 +238,32 @@ fn temporary_space(case: &mut Case, arguments: &[&str]) {
     }
     fs::write(case.path("rows.csv"), rows).expect("a file");
     case.succeeds(&["import", "rows.csv", "--store", &url]);
-    fs::create_dir(case.path("target")).expect("a directory");
-    let has_ended = AtomicBool::new(false);
-    let target = case.path("target");
-    let largest = thread::scope(|scope| {
-        let measured = scope.spawn(|| {
-            let mut largest = 0;
-            while !has_ended.load(Ordering::SeqCst) {
-                largest = largest.max(size(&target));
-                thread::sleep(Duration::from_millis(2));
-            }
-            largest
+    for (directory, command) in [
+        ("backup", &["backup", "backup/out.db"][..]),
+        ("copy", &["copy", "--to", "sqlite:copy/out.db"]),
+    ] {
+        case.count += 1;
+        let target = case.path(directory);
+        fs::create_dir(&target).expect("a directory");
+        let has_ended = AtomicBool::new(false);
+        let largest = thread::scope(|scope| {
+            let measured = scope.spawn(|| {
+                let mut largest = 0;
+                while !has_ended.load(Ordering::SeqCst) {
+                    largest = largest.max(size(&target));
+                    thread::sleep(Duration::from_millis(2));
+                }
+                largest
+            });
+            case.succeeds(&[command, &["--store", &url]].concat());
+            has_ended.store(true, Ordering::SeqCst);
+            measured.join().expect("no panic")
         });
-        case.succeeds(&[arguments, &["--store", &url]].concat());
-        has_ended.store(true, Ordering::SeqCst);
-        measured.join().expect("no panic")
-    });
-    let result = fs::metadata(target.join("out.db")).map_or(1, |file| file.len());
-    case.expect(
-        largest <= 2 * result,
-        "wrong",
-        format!("{largest} bytes for a file of {result}"),
-    );
+        let result = fs::metadata(target.join("out.db")).map_or(1, |file| file.len());
+        let is_bounded = largest <= 2 * result;
+        let text = format!("{directory}: {largest} bytes for a file of {result}");
+        case.expect(is_bounded, "wrong", text);
+    }
 }
 
 fn size(directory: &Path) -> u64 {
