@@ -26,7 +26,7 @@ use crate::load::{Load, Running};
 use crate::report::{Progress, thousands};
 
 /// Cases that run at the same time.
-const PARALLEL: usize = 3;
+const PARALLEL: usize = 4;
 
 /// How long a server may take to stop after its files are gone. It has three seconds; a loaded machine takes longer.
 const STOP_LIMIT: Duration = Duration::from_secs(20);

@@ -170,6 +170,14 @@ impl Suite {
         }
     }
 
+    /// Deliberate breaks that were not noticed.
+    fn fail(&mut self, unnoticed: Vec<String>) {
+        for unnoticed in unnoticed {
+            println!("{unnoticed}");
+            self.failed = true;
+        }
+    }
+
     /// Operator and file accidents, which have a table of their own.
     fn accidents(&mut self, asked: &Asked) {
         println!("\n{}", accidents::HEAD);
@@ -228,6 +236,9 @@ fn main() -> ExitCode {
         suite.postgres(&asked);
     } else if asked.accidents_only {
         suite.accidents(&asked);
+        if asked.case.is_empty() {
+            suite.fail(breaks::unnoticed_accidents());
+        }
     } else {
         suite.power_cuts(&asked);
         // A build that is broken on purpose has nothing to show by more.
@@ -235,10 +246,7 @@ fn main() -> ExitCode {
             suite.all_others(&asked);
             suite.postgres(&asked);
             suite.accidents(&asked);
-            for unnoticed in breaks::unnoticed(asked.cuts / 4, asked.seed) {
-                println!("{unnoticed}");
-                suite.failed = true;
-            }
+            suite.fail(breaks::unnoticed(asked.cuts / 4, asked.seed));
         }
     }
     if asked.publish {

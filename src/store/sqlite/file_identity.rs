@@ -30,8 +30,10 @@ pub(super) struct FileIdentity {
     wal_mark: Option<(i32, [u8; 8])>,
     shared_memory_id: FileId,
     database_len: u64,
-    /// A part of the content that never changes, and the page that it is on.
+    /// The row of the table `store` in the database file, and the page that it is on: the identity never changes, and the
+    /// number of the WAL cycle never falls.
     identity: [u8; 16],
+    wal_cycle: u64,
     page: Vec<u8>,
     page_offset: u64,
     next_check: Instant,
@@ -101,11 +103,13 @@ impl FileIdentity {
             real,
             database,
             identity,
+            wal_cycle: 0,
             page: Vec::new(),
             page_offset: 0,
             next_check: Instant::now() + INTERVAL,
         };
         files.find_page(connection).map_err(io::Error::other)?;
+        files.has_identity(); // so that the first check knows the WAL cycle
         Ok(files)
     }
 
@@ -175,12 +179,19 @@ impl FileIdentity {
         read.is_ok() && u64::from(u32::from_be_bytes(header)) * self.page.len() as u64 == len
     }
 
+    /// False if the database file is that of another store, or an older copy.
     fn has_identity(&mut self) -> bool {
         let read = self
             .database
             .read_exact_at(&mut self.page, self.page_offset);
-        let mut parts = self.page.windows(self.identity.len());
-        read.is_ok() && parts.any(|part| part == self.identity)
+        match row_of_store(&self.page) {
+            Some((identity, wal_cycle)) if read.is_ok() => {
+                let is_it = identity == self.identity && wal_cycle >= self.wal_cycle;
+                self.wal_cycle = self.wal_cycle.max(wal_cycle);
+                is_it
+            }
+            _ => false,
+        }
     }
 
     fn find_page(&mut self, connection: &Connection) -> Result<(), Error> {
@@ -226,6 +237,26 @@ impl FileIdentity {
         let frames_before = u64::try_from(frame - 1).unwrap_or_default();
         HEADER + frames_before * (FRAME_HEADER + self.page.len() as u64)
     }
+}
+
+/// The identity and the WAL cycle in the page of the table `store`, which has one row. (File format of SQLite, sections 1.6 and
+/// 2.1; the columns are `id`, `identity`, `clean`, `wal_cycle`.)
+fn row_of_store(page: &[u8]) -> Option<(&[u8], u64)> {
+    let cell = u16::from_be_bytes(page.get(8..10)?.try_into().ok()?);
+    // After its length and its number, a byte each. The id is that number, and takes no bytes here.
+    let record = page.get(usize::from(cell) + 2..)?;
+    let (&[_, _, _, _, cycle_type], values) = record.split_first_chunk::<5>()?;
+    let (identity, values) = values.split_at_checked(16)?;
+    let len = match cycle_type {
+        1..=4 => cycle_type.into(),
+        5 => 6,
+        6 => 8,
+        8 | 9 => return Some((identity, u64::from(cycle_type - 8))),
+        _ => return None,
+    };
+    let bytes = values.get(..len)?.iter();
+    let cycle = bytes.fold(0, |cycle, byte| cycle << 8 | u64::from(*byte));
+    Some((identity, cycle))
 }
 
 /// The length of the WAL as all processes know it.

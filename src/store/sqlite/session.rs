@@ -25,6 +25,7 @@ use crate::store::sqlite::{rows, wal_check};
 pub(super) struct State {
     pub(super) identity: [u8; 16],
     is_clean: bool,
+    wal_cycle: i64,
 }
 
 impl State {
@@ -34,11 +35,12 @@ impl State {
         if !connection.query_row(exists, [], |row| row.get(0))? {
             return Ok(None);
         }
-        let select = "SELECT identity, clean FROM store";
+        let select = "SELECT identity, clean, wal_cycle FROM store";
         let read = connection.query_row(select, [], |row| {
             Ok(Self {
                 identity: row.get(0)?,
                 is_clean: row.get(1)?,
+                wal_cycle: row.get(2)?,
             })
         })?;
         Ok(Some(read))
@@ -339,7 +341,13 @@ pub(super) fn check_wal(store: &Path) -> Result<(), OpenError> {
         State::read(&connection)
     });
     match with_wal {
-        Ok(Some(with_wal)) if with_wal.identity == without_wal.identity => Ok(()),
+        // A WAL raises the number of the cycle at most once. An older database lacks the cycles between.
+        Ok(Some(with_wal))
+            if with_wal.identity == without_wal.identity
+                && with_wal.wal_cycle - without_wal.wal_cycle <= 1 =>
+        {
+            Ok(())
+        }
         Err(error) if !is_damage(&error) => Ok(()), // the connection that follows will report it
         _ => Err(foreign()),
     }

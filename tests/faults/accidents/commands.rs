@@ -46,7 +46,7 @@ pub fn rows() -> Vec<Row> {
         }),
         Row::new(
             "output that cannot be written",
-            "`export`, `list`, `token list`, `stats`, `get`, `man` and `openapi` to `/dev/full`; `backup -`",
+            "`export`, `list`, `token list`, `stats`, `check`, `man` and `openapi` to `/dev/full`; `backup -`",
             "fails; no file named `-` is made",
         )
         .case("/dev/full", full_output)
@@ -59,12 +59,13 @@ pub fn rows() -> Vec<Row> {
         .case("usage errors", passwords),
         Row::new(
             "CSV that is not what it seems",
-            "a stray quote; rows with more or fewer cells than the header; rejected rows corrected and imported again",
+            "a stray quote; rows with more or fewer cells than the header; rejected rows corrected and imported again; names that a spreadsheet would evaluate",
             "every row is stored as it is or reported by its line; no row is stored as another plant",
         )
         .case("stray quote", stray_quote)
         .case("shifted rows", shifted_rows)
-        .case("rejects", rejects),
+        .case("rejects", rejects)
+        .case("formulas", formulas),
         Row::new(
             "damaged backup",
             "a backup with changed bytes; `check`, `restore`, `restore --force`",
@@ -239,6 +240,25 @@ fn passwords(case: &mut Case) {
             format!("a password is printed: {}", ran.said),
         );
     }
+    for variable in [
+        "PLANTSTORE_LISTEN",
+        "PLANTSTORE_OPS_LISTEN",
+        "PLANTSTORE_MAX_QUEUE",
+    ] {
+        case.count += 1;
+        let ran = case.shell(&format!("{variable}={url} exec \"$0\" \"$@\""), &["serve"]);
+        case.expect(
+            ran.code != Some(0),
+            "silent",
+            format!("{variable} is accepted"),
+        );
+        let is_printed = ran.said.contains("geheim");
+        case.expect(
+            !is_printed,
+            "wrong",
+            format!("a password is printed: {}", ran.said),
+        );
+    }
 }
 
 fn stray_quote(case: &mut Case) {
@@ -321,6 +341,34 @@ fn rejects(case: &mut Case) {
             format!("{plant} is not stored"),
         );
     }
+}
+
+/// Names that a spreadsheet would evaluate can be exported so that it does not.
+fn formulas(case: &mut Case) {
+    fs::write(
+        case.path("rows.csv"),
+        "id,name\n1,=1+1\n2,@SUM(A1)\n3,Fern\n",
+    )
+    .expect("a file");
+    case.succeeds(&["import", "rows.csv"]);
+    case.succeeds(&["export", "--spreadsheet-safe", "out.csv"]);
+    let safe = fs::read_to_string(case.path("out.csv")).unwrap_or_default();
+    for name in ["'=1+1", "'@SUM(A1)", ",Fern"] {
+        case.expect(
+            safe.contains(name),
+            "silent",
+            format!("{name} is not in {safe}"),
+        );
+    }
+    case.succeeds(&["export", "plain.csv"]);
+    case.succeeds(&["import", "plain.csv", "--store", "sqlite:again.db"]);
+    let again = ["export", "--store", "sqlite:again.db"];
+    let (before, after) = (case.run(&["export"]).said, case.run(&again).said);
+    case.expect(
+        before == after,
+        "silent",
+        "the plain export does not give the same plants",
+    );
 }
 
 fn damaged_backup(case: &mut Case) {

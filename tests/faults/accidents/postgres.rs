@@ -3,15 +3,22 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::geteuid;
+use tempfile::TempDir;
+
 use crate::accidents::{Case, Ran, Row, STOP_LIMIT, is_sentence, within};
-use crate::harness::Server;
+use crate::checker::Told;
 use crate::harness::postgres::plants;
-use crate::postgres::cluster::Postgres;
+use crate::harness::{Server, directory, wait_until};
+use crate::postgres::cluster::{Postgres, free_port};
 
 pub fn rows() -> Vec<Row> {
     vec![
@@ -31,10 +38,16 @@ pub fn rows() -> Vec<Row> {
         .case("token rows", locked_rows),
         Row::new(
             "settings of PostgreSQL that promise less",
-            "`synchronous_commit = remote_write` with a synchronous standby, `off`, `local`; `fsync = off`; at the start and by a reload",
-            "refused at the start; no add is acknowledged after a reload",
+            "`synchronous_commit` is `off`, `local` or `remote_write` for the database, and a synchronous standby is required",
+            "`serve` fails and names the setting",
         )
         .case("at the start", weak_settings),
+        Row::new(
+            "PgBouncer in transaction mode",
+            "two nodes under load through a PgBouncer with two server connections",
+            "every add is answered with 200 or 40009",
+        )
+        .case("transaction mode", pooled),
         Row::new(
             "outage of PostgreSQL",
             "the server is killed under a node and started again; nothing polls `/readyz`",
@@ -46,8 +59,7 @@ pub fn rows() -> Vec<Row> {
             "60,000 plants with random ids, `backup` and `copy`; the size of the directory is measured",
             "never more than twice the size of the result",
         )
-        .case("backup", |case| temporary_space(case, &["backup", "target/out.db"]))
-        .case("copy", |case| temporary_space(case, &["copy", "--to", "sqlite:target/out.db"])),
+        .case("backup and copy", temporary_space),
         Row::new(
             "restore into PostgreSQL where tokens collide",
             "`restore --force` into a database with a token of the same name and of the same id",
@@ -133,7 +145,7 @@ fn locked_rows(case: &mut Case) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let lock = format!(
-                "BEGIN; SELECT 1 FROM {schema}.tokens FOR UPDATE; SELECT pg_sleep(8); COMMIT"
+                "BEGIN; SELECT 1 FROM {schema}.tokens FOR UPDATE; SELECT pg_sleep(5); COMMIT"
             );
             let _ = postgres.try_run(&lock, "plants");
             has_ended.store(true, Ordering::SeqCst);
@@ -177,6 +189,84 @@ fn weak_settings(case: &mut Case) {
     }
     postgres.sql("ALTER DATABASE plants RESET synchronous_commit");
     complete(case, &postgres);
+}
+
+fn pooled(case: &mut Case) {
+    let postgres = Postgres::start_new();
+    let direct = postgres.url();
+    let token = case.succeeds(&["token", "create", "app", "--store", &direct]);
+    let pooler = Pooler::start(&postgres);
+    let nodes = [(); 2].map(|()| case.serve(&["--store", &pooler.store]));
+    // Both send different plants with the same ids.
+    let mut load = case.load(4, 100);
+    load.ids = Some(40);
+    let loads = nodes.each_ref().map(|node| {
+        load.first_client += 100;
+        load.start(node.address(), token.trim())
+    });
+    for running in loads {
+        let ledger = running.finish();
+        let answered = ledger.count(Told::Stored) + ledger.count(Told::Taken);
+        let is_answered = answered == ledger.attempts().count();
+        case.expect(is_answered, "wrong", "an add was answered with an error");
+        case.ledger.append(ledger);
+    }
+    complete(case, &postgres);
+}
+
+/// PgBouncer in transaction mode, with two connections to the server for all clients.
+struct Pooler {
+    store: String,
+    child: Child,
+    _place: TempDir,
+}
+
+impl Pooler {
+    fn start(postgres: &Postgres) -> Self {
+        let (place, port) = (directory(), free_port());
+        let settings = format!(
+            "[databases]\nplants = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 2\n",
+            postgres.port()
+        );
+        let file = place.path().join("pgbouncer.ini");
+        fs::write(&file, settings).expect("a file");
+        let program = "/usr/sbin/pgbouncer";
+        let mut command = Command::new(program);
+        if geteuid().is_root() {
+            // PgBouncer refuses to run as root.
+            for path in [place.path(), &file] {
+                let mode = fs::Permissions::from_mode(0o755);
+                fs::set_permissions(path, mode).expect("a mode");
+            }
+            command = Command::new("setpriv");
+            command.args([
+                "--reuid=nobody",
+                "--regid=nogroup",
+                "--clear-groups",
+                program,
+            ]);
+        }
+        command.arg("--quiet").arg(&file).stdin(Stdio::null());
+        let quiet = command.stdout(Stdio::null()).stderr(Stdio::null());
+        let child = quiet.spawn().expect("PgBouncer is installed: make setup");
+        let pooler = Self {
+            store: format!("postgres://postgres@127.0.0.1:{port}/plants"),
+            child,
+            _place: place,
+        };
+        wait_until("PgBouncer listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        pooler
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 fn outage(case: &mut Case) {
@@ -228,7 +318,7 @@ fn outage(case: &mut Case) {
     complete(case, &postgres);
 }
 
-fn temporary_space(case: &mut Case, arguments: &[&str]) {
+fn temporary_space(case: &mut Case) {
     let postgres = Postgres::start_new();
     let url = postgres.url();
     let mut rows = "id,name,tag\n".to_owned();
@@ -239,28 +329,32 @@ fn temporary_space(case: &mut Case, arguments: &[&str]) {
     }
     fs::write(case.path("rows.csv"), rows).expect("a file");
     case.succeeds(&["import", "rows.csv", "--store", &url]);
-    fs::create_dir(case.path("target")).expect("a directory");
-    let has_ended = AtomicBool::new(false);
-    let target = case.path("target");
-    let largest = thread::scope(|scope| {
-        let measured = scope.spawn(|| {
-            let mut largest = 0;
-            while !has_ended.load(Ordering::SeqCst) {
-                largest = largest.max(size(&target));
-                thread::sleep(Duration::from_millis(2));
-            }
-            largest
+    for (directory, command) in [
+        ("backup", &["backup", "backup/out.db"][..]),
+        ("copy", &["copy", "--to", "sqlite:copy/out.db"]),
+    ] {
+        case.count += 1;
+        let target = case.path(directory);
+        fs::create_dir(&target).expect("a directory");
+        let has_ended = AtomicBool::new(false);
+        let largest = thread::scope(|scope| {
+            let measured = scope.spawn(|| {
+                let mut largest = 0;
+                while !has_ended.load(Ordering::SeqCst) {
+                    largest = largest.max(size(&target));
+                    thread::sleep(Duration::from_millis(2));
+                }
+                largest
+            });
+            case.succeeds(&[command, &["--store", &url]].concat());
+            has_ended.store(true, Ordering::SeqCst);
+            measured.join().expect("no panic")
         });
-        case.succeeds(&[arguments, &["--store", &url]].concat());
-        has_ended.store(true, Ordering::SeqCst);
-        measured.join().expect("no panic")
-    });
-    let result = fs::metadata(target.join("out.db")).map_or(1, |file| file.len());
-    case.expect(
-        largest <= 2 * result,
-        "wrong",
-        format!("{largest} bytes for a file of {result}"),
-    );
+        let result = fs::metadata(target.join("out.db")).map_or(1, |file| file.len());
+        let is_bounded = largest <= 2 * result;
+        let text = format!("{directory}: {largest} bytes for a file of {result}");
+        case.expect(is_bounded, "wrong", text);
+    }
 }
 
 fn size(directory: &Path) -> u64 {

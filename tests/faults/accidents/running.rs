@@ -129,13 +129,25 @@ pub fn rows() -> Vec<Row> {
         }),
         Row::new(
             "content destroyed under a server",
-            "another store copied over the database in place; the database truncated to 0 bytes and by half",
+            "another store, or an older copy of the database, copied over it in place; the database truncated to 0 bytes and by half",
             STOPS,
         )
         .case("overwritten in place", move |case| {
             other_store(case);
             accident(case, Kept::Destroyed, |case| {
                 fs::copy(case.path("other.db"), case.path(database)).expect("a copy");
+            });
+        })
+        .case("overwritten by an older copy of itself", move |case| {
+            fs::create_dir(case.path("data")).expect("a directory");
+            for name in ["old.db", "newer.db"] {
+                let (mut server, running) = serve(case);
+                case.ledger.append(running.stop());
+                assert!(server.terminate().success());
+                fs::copy(case.path(database), case.path(name)).expect("a copy");
+            }
+            accident(case, Kept::Destroyed, |case| {
+                fs::copy(case.path("old.db"), case.path(database)).expect("a copy");
             });
         })
         .case("truncated", move |case| {

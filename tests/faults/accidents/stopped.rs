@@ -1,5 +1,6 @@
 //! Accidents to the files of a store while no server runs, and servers that are started on one store by several ways.
 
+use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -8,6 +9,8 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 use crate::accidents::{Case, Row, STOP_LIMIT, beside, is_sentence, wait_for_adds, within};
+use crate::checker::Told;
+use crate::load::body;
 
 /// The commands that create a store where there is none.
 const CREATORS: [&[&str]; 5] = [
@@ -67,7 +70,7 @@ pub fn rows() -> Vec<Row> {
         .case("copy", |case| missing(case, CREATORS[3])),
         Row::new(
             "WAL deleted after a kill",
-            "`kill -9`, `rm plantstore.db-wal`, `serve`; the same for a WAL that is moved away, empty, or cut short at a commit",
+            "`kill -9`, `rm plantstore.db-wal`, then `serve`, `export`, `backup`, `copy`, `check`, `token create`, `import`; the same for a WAL that is empty or cut short at a commit",
             "refused: acknowledged changes are missing; with the WAL back everything is there",
         )
         .case("deleted", |case| wal_gone(case, |wal| fs::remove_file(wal).expect("a file")))
@@ -75,7 +78,7 @@ pub fn rows() -> Vec<Row> {
         .case("cut short", |case| wal_gone(case, cut_short)),
         Row::new(
             "database separated from its WAL after a kill",
-            "`kill -9`, then the database alone is moved or copied to another directory, moved and linked, renamed, opened by a hard link",
+            "`kill -9`, then the database alone is renamed, moved or copied to another directory, moved and replaced by a link, opened by a hard link; `serve`, `list`, `export`, `backup`",
             "refused, or complete; with the database back everything is there",
         )
         .case("moved to another directory", |case| {
@@ -97,7 +100,8 @@ pub fn rows() -> Vec<Row> {
         )
         .case("after a clean stop", |case| old_copy(case, true, false))
         .case("after a kill", |case| old_copy(case, false, false))
-        .case("after a kill, beside the WAL", |case| old_copy(case, false, true)),
+        .case("after a kill, beside the WAL", |case| old_copy(case, false, true))
+        .case("beside the WAL of a later session", old_copy_beside_later_wal),
         Row::new(
             "files copied while the server runs",
             "all files copied one after another under load, opened elsewhere",
@@ -299,11 +303,23 @@ fn missing(case: &mut Case, command: &[&str]) {
 }
 
 fn wal_gone(case: &mut Case, accident: fn(&Path)) {
+    fs::write(case.path("more.csv"), "id,name\n1,Fern\n").expect("a file");
     case.killed();
     let (wal, aside) = (case.path("plantstore.db-wal"), case.path("aside-wal"));
     fs::copy(&wal, &aside).expect("a copy");
     accident(&wal);
     case.serve_refused(&[], &["plantstore.db"]);
+    for command in [
+        &["export", "out.ndjson"][..],
+        &["backup", "out.db"],
+        &["copy", "--to", "sqlite:copy.db"],
+        &["check"],
+        &["token", "create", "new"],
+        &["import", "more.csv"],
+    ] {
+        case.count += 1;
+        case.refused(command, &["plantstore.db"]);
+    }
     fs::rename(aside, wal).expect("a move");
     case.serves_all();
 }
@@ -403,6 +419,36 @@ fn old_copy(case: &mut Case, is_clean: bool, keeps_wal: bool) {
         let _ = fs::rename(case.path("aside.db-wal"), case.path("plantstore.db-wal"));
         case.serves_all();
     }
+}
+
+/// The copy lacks what was added after it, and the WAL has only what was added since the last start. The database does not
+/// grow meanwhile, so that its length says nothing.
+fn old_copy_beside_later_wal(case: &mut Case) {
+    case.stopped();
+    let mut rows = "id,name\n".to_owned();
+    for id in (0..2_000_000).step_by(1000) {
+        writeln!(rows, "{id},a plant of an import").expect("it is a string");
+        let plant = (id, "a plant of an import".to_owned(), None);
+        case.ledger.note(plant, Told::Stored);
+    }
+    fs::write(case.path("rows.csv"), rows).expect("a file");
+    case.succeeds(&["import", "rows.csv"]);
+    for (at, id) in [(0, 500_001), (1, 1_500_001)] {
+        let server = case.serve(&[]);
+        if at == 0 {
+            fs::copy(case.path("plantstore.db"), case.path("old.db")).expect("a copy");
+        }
+        for id in id..id + 3 {
+            let plant = (id, "Fern".to_owned(), None);
+            server.add_ok(body(&plant));
+            case.ledger.note(plant, Told::Stored);
+        }
+    }
+    moved(case);
+    fs::rename(case.path("old.db"), case.path("plantstore.db")).expect("a move");
+    case.complete_or_refused();
+    fs::rename(case.path("aside.db"), case.path("plantstore.db")).expect("a move");
+    case.serves_all();
 }
 
 /// What is opened is a sound store, and every plant in it was sent.
