@@ -5,7 +5,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
-FAULT_TOOLS := strace libfaketime postgresql haproxy
+FAULT_TOOLS := strace libfaketime postgresql pgbouncer haproxy
 
 # What the black-box tests say of the service, they say of it over PostgreSQL too.
 ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving:: looking:: saving:: shipping::systemd_is_told
@@ -18,7 +18,7 @@ test: setup check deny it browser faults-share schemathesis
 # What needs nothing but the crates.
 check: fmt lint docs
 
-# Installs what the tests run: curl and sqlite3 (the README's commands), strace, libfaketime, PostgreSQL and HAProxy
+# Installs what the tests run: curl and sqlite3 (the README's commands), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
 # (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), Node and Chromium (the docs page). A
 # share of the faults mounts a small file system, which needs root, or sudo.
 setup: $(TOOLS)/bin/promtool

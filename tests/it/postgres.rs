@@ -425,8 +425,8 @@ fn a_backup_and_a_copy_take_no_more_than_twice_the_room_of_their_result() {
     // Where a plant is by its id has nothing to do with where it is by its time.
     sql(
         &there,
-        "INSERT INTO plants SELECT hashint8extended(i, 0), 'plant ' || i, 'tag', '2026-01-01'::TIMESTAMPTZ + i * interval '1 s',
-                (SELECT min(id) FROM tokens) FROM generate_series(1, 100000::BIGINT) AS i",
+        "INSERT INTO plantstore.plants SELECT hashint8extended(i, 0), 'plant ' || i, 'tag', '2026-01-01'::TIMESTAMPTZ + i * interval '1 s',
+                (SELECT min(id) FROM plantstore.tokens) FROM generate_series(1, 100000::BIGINT) AS i",
     );
     for command in ["backup result.db", "copy --to sqlite:result.db"] {
         let target = directory();
