@@ -87,7 +87,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         ops.draining();
     };
     systemd::ready(address);
-    serve(
+    let ended = serve(
         listener,
         connections,
         begin_to_end,
@@ -95,7 +95,9 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         &mut asked_to_end,
         settings.drain_timeout,
     )
-    .await
+    .await;
+    http::log_suppressed();
+    ended
 }
 
 /// Whatever is between a connection and the writer.
