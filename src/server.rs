@@ -121,6 +121,7 @@ fn connections(
             tokens: tokens.clone(),
             answers: Arc::clone(&answers),
             body_limits,
+            draining: draining.clone(),
         });
         (router, answers)
     })?;

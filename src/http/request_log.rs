@@ -16,6 +16,7 @@ use axum::http::{HeaderName, HeaderValue, Request};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
 use crate::http::error::{ApiError, Logged};
@@ -58,14 +59,30 @@ impl Notes {
     }
 }
 
-/// Becomes true when the server wants its connections back: an answer then asks for that.
+/// Becomes true when the server wants its connections back: a response then asks for that, and bodies are no longer waited
+/// for.
 #[derive(Clone, Default)]
-pub struct Draining(Arc<AtomicBool>);
+pub struct Draining(Arc<Drain>);
+
+#[derive(Default)]
+struct Drain {
+    has_begun: AtomicBool,
+    begun: Notify,
+}
 
 impl Draining {
-    /// From now on.
+    /// Asks for the connections.
     pub fn begin(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.has_begun.store(true, Ordering::SeqCst);
+        self.0.begun.notify_waiters();
+    }
+
+    /// Waits until the server drains.
+    pub async fn begun(&self) {
+        let begun = self.0.begun.notified();
+        if !self.0.has_begun.load(Ordering::SeqCst) {
+            begun.await;
+        }
     }
 }
 
@@ -103,7 +120,7 @@ where
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, request_id.clone());
     // A body that nobody read is in the way of the next request.
-    if draining.0.load(Ordering::Relaxed) || !notes.0.body_read.load(Ordering::Relaxed) {
+    if draining.0.has_begun.load(Ordering::Relaxed) || !notes.0.body_read.load(Ordering::Relaxed) {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let logged = response.extensions().get::<Logged>();
