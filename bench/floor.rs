@@ -46,6 +46,7 @@ async fn main() -> anyhow::Result<()> {
                 bytes_max: 1 << 20,
                 timeout,
             },
+            draining: Draining::default(),
         };
         let router = complete(Router::new().route("/plants", post(answer)), parts);
         (router, answers)

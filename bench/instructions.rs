@@ -71,6 +71,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
             bytes_max: 1 << 20,
             timeout,
         },
+        draining: Draining::default(),
     };
     let router = complete(Router::new().route("/plants", post(answer)), parts);
     let draining = Draining::default();

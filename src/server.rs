@@ -3,6 +3,7 @@
 
 mod connections;
 mod first_run;
+mod open_files;
 mod systemd;
 mod workers;
 
@@ -12,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
@@ -42,7 +42,10 @@ const BACKLOG: u32 = 1024;
 /// Runs the service until it is asked to end, or until its store fails.
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let mut asked_to_end = Signals::new()?;
-    raise_open_files_limit();
+    let settings = &Settings {
+        max_connections: open_files::max_connections(settings)?,
+        ..settings.clone()
+    };
 
     // The ports are claimed first, so that nothing is made when one is taken; but nobody can connect
     // to the public one before the store is ready.
@@ -87,7 +90,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         ops.draining();
     };
     systemd::ready(address);
-    serve(
+    let ended = serve(
         listener,
         connections,
         begin_to_end,
@@ -95,7 +98,9 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         &mut asked_to_end,
         settings.drain_timeout,
     )
-    .await
+    .await;
+    http::log_suppressed();
+    ended
 }
 
 /// Whatever is between a connection and the writer.
@@ -119,6 +124,7 @@ fn connections(
             tokens: tokens.clone(),
             answers: Arc::clone(&answers),
             body_limits,
+            draining: draining.clone(),
         });
         (router, answers)
     })?;
@@ -252,7 +258,10 @@ fn let_watch(
         .listen(BACKLOG)
         .with_context(|| cannot_listen(address, "--ops-listen"))?;
     let address = listener.local_addr().context("cannot listen")?;
-    tokio::spawn(ops.clone().serve(listener));
+    let listener = listener.into_std();
+    listener
+        .and_then(|listener| ops.clone().start(listener))
+        .context("cannot start the private listener")?;
     Ok((ops, Some(address)))
 }
 
@@ -283,13 +292,4 @@ fn reachable(address: SocketAddr) -> SocketAddr {
         _ => address.ip(),
     };
     SocketAddr::new(ip, address.port())
-}
-
-/// Shells and service managers hand out few file descriptors and let us ask for more.
-fn raise_open_files_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(%error, "cannot raise the limit of open files");
-    }
 }

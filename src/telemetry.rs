@@ -3,6 +3,7 @@
 //! fit is left out and counted.
 
 mod json_lines;
+mod throttle;
 
 use std::io::{self, IsTerminal, Write};
 use std::panic;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use tracing_subscriber::filter::LevelFilter;
 
 use json_lines::JsonLines;
+pub use throttle::{Throttle, Verdict};
 
 /// Bytes of log that wait to be written, at most.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
@@ -48,6 +50,15 @@ pub fn start(level: LevelFilter) -> Guard {
     }
     panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a defect")));
     Guard { log, written }
+}
+
+/// True for characters that a terminal or a viewer acts on instead of showing them: control characters, marks of
+/// direction, line separators, and characters without a glyph. Joiners are none of these: scripts and emoji need them.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 /// Tells a person something on standard error, unless nobody takes it.

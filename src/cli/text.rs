@@ -3,6 +3,8 @@
 
 use unicode_width::UnicodeWidthStr;
 
+use crate::telemetry::is_unprintable;
+
 /// What stands for the rest of a text that was cut.
 const CUT: char = '…';
 
@@ -12,21 +14,13 @@ pub(super) fn printable(text: &str) -> String {
     for c in text.chars() {
         if c == '\\' || c.is_control() {
             shown.extend(c.escape_debug());
-        } else if turns_or_hides(c) {
+        } else if is_unprintable(c) {
             shown.extend(c.escape_unicode());
         } else {
             shown.push(c);
         }
     }
     shown
-}
-
-/// Marks of direction, separators of lines, and what is there without being seen. Joiners stay: they make one sign of
-/// several in more than one script.
-fn turns_or_hides(c: char) -> bool {
-    matches!(c,
-        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 /// In columns.

@@ -21,7 +21,7 @@ use crate::metrics::Answers;
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
 /// Serves one connection until either side ends it, or until `stop` changes and what is in flight
-/// has been answered. What is answered is counted.
+/// has been answered: a request whose head is not complete then is not waited for. What is answered is counted.
 pub async fn serve(
     stream: TcpStream,
     (router, answers): (Router, Arc<Answers>),
@@ -49,7 +49,10 @@ pub async fn serve(
     let ended = tokio::select! {
         ended = &mut connection => ended,
         _ = stop.changed() => {
-            connection.as_mut().graceful_shutdown();
+            // A head that has begun to arrive is given its moment by the stream; hyper would close at once.
+            if !progress.drain() {
+                connection.as_mut().graceful_shutdown();
+            }
             connection.await
         }
     };

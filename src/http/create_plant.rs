@@ -1,17 +1,23 @@
 //! `POST /plants`, whole: a body that is read within its limits, a plant, an answer.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
+use tokio::time::{sleep, timeout};
 
 use crate::http::auth::Caller;
 use crate::http::error::{ApiError, Kind};
 use crate::http::request_log::Notes;
 use crate::http::state::{self, BodyLimits};
 use crate::plant::{NewPlant, Plant};
+
+/// How long a body that is arriving when the server starts to drain may take to be complete.
+const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
 /// Adds a plant. Extractors run in order: a stranger's body is never read.
 pub async fn create_plant(
@@ -51,22 +57,29 @@ impl FromRequest<state::State> for JsonBody {
         }
         let notes = request.extensions().get::<Notes>().cloned();
         let body = read(request.into_body(), limits);
-        match tokio::time::timeout(limits.timeout, body).await {
-            Ok(body) => {
-                let body = body?;
-                if let Some(notes) = notes {
-                    notes.set_body_read();
-                }
-                Ok(Self(body))
-            }
-            Err(_) => Err(ApiError::new(
+        let drained = async {
+            state.draining.begun().await;
+            sleep(DRAIN_GRACE).await;
+        };
+        let body = tokio::select! {
+            // Most bodies are here already.
+            biased;
+            body = timeout(limits.timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
                 Kind::TooSlow,
                 format!(
                     "The body did not arrive within {} s; send the request again.",
                     limits.timeout.as_secs_f64()
                 ),
+            ))),
+            () = drained => Err(ApiError::new(
+                Kind::TooSlow,
+                "The body did not arrive before the service was shut down; send the request again.",
             )),
+        };
+        if let (Ok(_), Some(notes)) = (&body, notes) {
+            notes.set_body_read();
         }
+        body.map(Self)
     }
 }
 

@@ -19,7 +19,7 @@ use axum::routing::{get, post};
 
 pub use auth::Caller;
 pub use create_plant::{Created, JsonBody};
-pub use request_log::{Draining, log_request};
+pub use request_log::{Draining, log_request, log_suppressed};
 pub use state::{BodyLimits, Parts};
 pub use tokens::Tokens;
 

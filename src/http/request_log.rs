@@ -1,28 +1,41 @@
-//! Around every request: its id, one line in the log, and an answer even if the handler panics.
-//! The line has no body, no query and no token.
+//! Around every request: its id, one line in the log, and a response even if the handler panics.
+//! The line has no body, no query and no token, and is short whatever the client sends. Lines of rejected and of
+//! unauthenticated requests have a limit of their own: they can neither fill the log nor push out lines of others.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::HttpBody;
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderName, HeaderValue, Request};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::sleep_until;
 
 use crate::http::error::{ApiError, Logged};
 use crate::http::trace_context::TraceContext;
 use crate::metrics::{Answers, micros};
+use crate::telemetry::{Throttle, Verdict};
 
 /// The header that carries the id of a request, both ways.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The longest id that is taken from a client.
 const REQUEST_ID_LEN_MAX: usize = 128;
+
+/// The most bytes of a method or a path in the log.
+const LOGGED_BYTES_MAX: usize = 256;
+
+/// At most so many lines a second are about rejected and unauthenticated requests; the others are counted.
+const LIMITED_LINES_MAX: u32 = 100;
+static LIMITED: Throttle = Throttle::new(LIMITED_LINES_MAX, Duration::from_secs(1));
 
 /// What is found out about a request on its way, by whoever finds it out.
 #[derive(Clone, Default)]
@@ -46,14 +59,30 @@ impl Notes {
     }
 }
 
-/// Becomes true when the server wants its connections back: an answer then asks for that.
+/// Becomes true when the server wants its connections back: a response then asks for that, and bodies are no longer waited
+/// for.
 #[derive(Clone, Default)]
-pub struct Draining(Arc<AtomicBool>);
+pub struct Draining(Arc<Drain>);
+
+#[derive(Default)]
+struct Drain {
+    has_begun: AtomicBool,
+    begun: Notify,
+}
 
 impl Draining {
-    /// From now on.
+    /// Asks for the connections.
     pub fn begin(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.has_begun.store(true, Ordering::SeqCst);
+        self.0.begun.notify_waiters();
+    }
+
+    /// Waits until the server drains.
+    pub async fn begun(&self) {
+        let begun = self.0.begun.notified();
+        if !self.0.has_begun.load(Ordering::SeqCst) {
+            begun.await;
+        }
     }
 }
 
@@ -79,7 +108,7 @@ where
     request.extensions_mut().insert(notes.clone());
     let trace = TraceContext::of(request.headers());
     let method = request.method().clone();
-    let path = request.uri().path().to_owned();
+    let path = shortened(request.uri().path()).into_owned();
 
     let answered = AssertUnwindSafe(answer(request)).catch_unwind().await;
     let mut response = match answered {
@@ -91,12 +120,12 @@ where
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, request_id.clone());
     // A body that nobody read is in the way of the next request.
-    if draining.0.load(Ordering::Relaxed) || !notes.0.body_read.load(Ordering::Relaxed) {
+    if draining.0.has_begun.load(Ordering::Relaxed) || !notes.0.body_read.load(Ordering::Relaxed) {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let logged = response.extensions().get::<Logged>();
     let line = Line {
-        method: method.as_str(),
+        method: &shortened(method.as_str()),
         path: &path,
         status: response.status().as_u16(),
         error: logged.map(|logged| logged.number),
@@ -137,8 +166,60 @@ pub struct Line<'a> {
     pub parent_id: Option<&'a str>,
 }
 
+impl Line<'_> {
+    /// True if anyone can cause such a line at any rate: the request was rejected before its caller was known, or because
+    /// of its token, or needs none. An error of ours is never limited.
+    fn is_limited(&self) -> bool {
+        match self.status {
+            500.. => false,
+            401 | 429 => true, // a token that is revoked or expired has a name too
+            _ => self.token.is_none(),
+        }
+    }
+}
+
+/// True if the line fits the limit. Of a second with more, the number of lines that were left out is logged at its end.
+fn is_within_limit() -> bool {
+    match LIMITED.admit(Instant::now()) {
+        Verdict::Log => return true,
+        Verdict::Suppress(None) => {}
+        Verdict::Suppress(Some(window_end)) => {
+            if let Ok(runtime) = Handle::try_current() {
+                runtime.spawn(async move {
+                    sleep_until(window_end.into()).await;
+                    log_suppressed();
+                });
+            }
+        }
+    }
+    false
+}
+
+/// Logs how many lines were left out, if any were. To be called once more when all connections are closed.
+pub fn log_suppressed() {
+    let count = LIMITED.take_suppressed();
+    if count > 0 {
+        tracing::info!(
+            count,
+            "rejected and unauthenticated requests were not logged"
+        );
+    }
+}
+
+/// What a client has sent, as far as it is logged.
+fn shortened(text: &str) -> Cow<'_, str> {
+    if text.len() <= LOGGED_BYTES_MAX {
+        return text.into();
+    }
+    let end = (0..=LOGGED_BYTES_MAX).rfind(|end| text.is_char_boundary(*end));
+    format!("{}…", &text[..end.unwrap_or_default()]).into()
+}
+
 /// Writes the line: a warning when the fault is ours.
 pub fn log_line(line: &Line<'_>) {
+    if line.is_limited() && !is_within_limit() {
+        return;
+    }
     macro_rules! write_line {
         ($level:ident) => {
             tracing::$level!(

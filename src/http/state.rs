@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::http::request_log::Draining;
 use crate::http::tokens::Tokens;
 use crate::metrics::Answers;
 use crate::writer::Writer;
@@ -20,6 +21,8 @@ pub struct Parts {
     pub answers: Arc<Answers>,
     /// How much of a body is read.
     pub body_limits: BodyLimits,
+    /// When bodies are no longer waited for.
+    pub draining: Draining,
 }
 
 /// How much body is read, and for how long.

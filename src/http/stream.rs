@@ -3,7 +3,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -20,6 +20,10 @@ use crate::metrics::Answers;
 const LINGER_SILENCE: Duration = Duration::from_millis(500);
 const LINGER_MAX: Duration = Duration::from_secs(10);
 
+/// While the server drains: how long a head may take from its first byte, and a peer that is still sending is listened to.
+const DRAIN_HEAD_MAX: Duration = Duration::from_millis(500);
+const DRAIN_LINGER_MAX: Duration = Duration::from_secs(1);
+
 /// How long a silent peer is waited for.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadlines {
@@ -31,7 +35,14 @@ pub struct Deadlines {
 
 /// What a connection is at, and since when; told to the stream by whoever calls the router.
 #[derive(Clone)]
-pub struct Progress(Arc<Mutex<(Phase, Instant)>>);
+pub struct Progress(Arc<Mutex<State>>);
+
+#[derive(Clone, Copy)]
+struct State {
+    phase: Phase,
+    since: Instant,
+    is_draining: bool,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -46,7 +57,11 @@ enum Phase {
 /// A connection that was just accepted.
 impl Default for Progress {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new((Phase::ReadingHead, Instant::now()))))
+        Self(Arc::new(Mutex::new(State {
+            phase: Phase::ReadingHead,
+            since: Instant::now(),
+            is_draining: false,
+        })))
     }
 }
 
@@ -61,13 +76,25 @@ impl Progress {
         self.set(Phase::Idle);
     }
 
-    fn set(&self, phase: Phase) {
-        let mut progress = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *progress = (phase, Instant::now());
+    /// The server wants the connection back. True if a head is arriving, or was never sent.
+    pub fn drain(&self) -> bool {
+        let mut state = self.lock();
+        state.is_draining = true;
+        state.phase == Phase::ReadingHead
     }
 
-    fn get(&self) -> (Phase, Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn set(&self, phase: Phase) {
+        let mut state = self.lock();
+        state.phase = phase;
+        state.since = Instant::now();
+    }
+
+    fn get(&self) -> State {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -85,7 +112,7 @@ pub struct Stream {
     heard: bool,
     /// What is written in place of a refusal without a body, as far as it is not written yet.
     substitute: Vec<u8>,
-    /// Set once no more is written: when the peer has been heard out, and at the latest.
+    /// Set once no more is written: since when, and when the peer has been silent for long enough.
     linger: Option<(Instant, Instant)>,
 }
 
@@ -112,12 +139,15 @@ impl Stream {
 
     /// Ready when the peer has been silent for too long, though it was its turn.
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let deadline = match self.progress.get() {
+        let state = self.progress.get();
+        let max = match state.phase {
             _ if self.stalled_since.is_some() => return Poll::Pending,
-            (Phase::ReadingHead, since) => since + self.deadlines.header,
-            (Phase::Idle, since) => since + self.deadlines.idle,
-            (Phase::Answering, _) => return Poll::Pending,
+            Phase::ReadingHead if state.is_draining => self.deadlines.header.min(DRAIN_HEAD_MAX),
+            Phase::ReadingHead => self.deadlines.header,
+            Phase::Idle => self.deadlines.idle,
+            Phase::Answering => return Poll::Pending,
         };
+        let deadline = state.since + max;
         self.poll_alarm(cx, deadline)
             .map(|()| io::ErrorKind::TimedOut.into())
     }
@@ -137,7 +167,7 @@ impl Stream {
     fn poll_write_some(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.tcp).poll_write(cx, bytes);
         if polled.is_ready() {
-            if self.stalled_since.take().is_some() && self.progress.get().0 == Phase::Idle {
+            if self.stalled_since.take().is_some() && self.progress.get().phase == Phase::Idle {
                 self.progress.set(Phase::Idle); // it takes its time, but it takes its answer
             }
             return polled;
@@ -168,14 +198,14 @@ impl AsyncRead for Stream {
         if Pin::new(&mut self.tcp).poll_read(cx, buf)?.is_ready() {
             if buf.filled().len() > before {
                 self.heard = true;
-                if self.progress.get().0 == Phase::Idle {
+                if self.progress.get().phase == Phase::Idle {
                     self.progress.set(Phase::ReadingHead);
                 }
             }
             return Poll::Ready(Ok(()));
         }
         let error = ready!(self.poll_silence(cx));
-        let in_a_head = self.progress.get().0 == Phase::ReadingHead && self.heard;
+        let in_a_head = self.progress.get().phase == Phase::ReadingHead && self.heard;
         // The peer is slow, so it is not waited for; and an answer that it has not taken yet must not
         // be followed by another.
         if in_a_head && self.stalled_since.is_none() {
@@ -217,14 +247,19 @@ impl AsyncWrite for Stream {
         if self.linger.is_none() {
             ready!(Pin::new(&mut self.tcp).poll_shutdown(cx))?;
             let now = Instant::now();
-            self.linger = Some((now + LINGER_SILENCE, now + LINGER_MAX));
+            self.linger = Some((now, now + LINGER_SILENCE));
         }
         let mut scratch = [0; 4096];
-        while let Some((silence, max)) = self.linger {
+        while let Some((since, silence)) = self.linger {
             let mut scratch = ReadBuf::new(&mut scratch);
+            let max = if self.progress.get().is_draining {
+                since + DRAIN_LINGER_MAX
+            } else {
+                since + LINGER_MAX
+            };
             match Pin::new(&mut self.tcp).poll_read(cx, &mut scratch) {
                 Poll::Ready(Ok(())) if !scratch.filled().is_empty() && Instant::now() < max => {
-                    self.linger = Some((max.min(Instant::now() + LINGER_SILENCE), max));
+                    self.linger = Some((since, max.min(Instant::now() + LINGER_SILENCE)));
                 }
                 Poll::Ready(_) => break,
                 Poll::Pending => return self.poll_alarm(cx, silence).map(Ok),

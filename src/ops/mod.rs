@@ -1,11 +1,14 @@
-//! The private listener: health, readiness and figures. It answers from the first moment of the process to its last, and
-//! whatever is asked here costs the adds next to nothing.
+//! The private listener: health, readiness and metrics. It responds from the start of the process to its end, on a thread
+//! of its own, whatever the public listener does and however many silent connections it has itself.
 
+mod connections;
 mod page;
 mod process;
 mod readiness;
 
+use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use axum::Router;
@@ -14,24 +17,19 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::metrics::Metrics;
 use crate::store::{Footprint, Location, footprint};
 use crate::writer::Pulse;
 
+pub use connections::CONNECTIONS_MAX;
 pub use page::Limits;
 use process::Process;
 use readiness::Readiness;
-
-/// More wait to be accepted. A connection is for one question, and for no longer than that.
-const CONNECTIONS_MAX: usize = 32;
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// For what the kernel says of files and of ourselves; a disk can be stuck.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -74,27 +72,16 @@ impl Ops {
         self.0.readiness.draining();
     }
 
-    /// Answers whoever connects, until it is dropped.
-    pub async fn serve(self, listener: TcpListener) {
-        let router = self.router();
-        let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let slot = Arc::clone(&slots).acquire_owned().await;
-            let slot = slot.expect("the semaphore is never closed");
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let router = router.clone();
-                    tokio::spawn(async move {
-                        answer(stream, router).await;
-                        drop(slot);
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection of a watcher");
-                    sleep(Duration::from_millis(20)).await;
-                }
-            }
-        }
+    /// Serves connections on a thread of its own, which ends with the process.
+    pub fn start(self, listener: std::net::TcpListener) -> io::Result<()> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let listener = {
+            let _here = runtime.enter();
+            TcpListener::from_std(listener)?
+        };
+        let serve = move || runtime.block_on(connections::serve(listener, self.router()));
+        let ops = thread::Builder::new().name("ops".to_owned());
+        ops.spawn(serve).map(drop)
     }
 
     fn router(self) -> Router {
@@ -152,16 +139,4 @@ async fn metrics(State(ops): State<Ops>) -> Response {
 fn say(status: StatusCode, text: String) -> Response {
     let headers = [(CONTENT_TYPE, TEXT), (CACHE_CONTROL, "no-store")];
     (status, headers, text).into_response()
-}
-
-async fn answer(stream: TcpStream, router: Router) {
-    let connection = http1::Builder::new()
-        .keep_alive(false)
-        .max_buf_size(16 << 10)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    match timeout(CONNECTION_TIMEOUT, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a connection of a watcher ended early"),
-        Err(_) => tracing::debug!("a connection of a watcher took too long"),
-    }
 }

@@ -15,10 +15,15 @@ use crate::http::stream::Deadlines;
 use crate::http::{Draining, connection};
 use crate::metrics::{Answers, Metrics};
 use crate::server::workers::Workers;
+use crate::telemetry::{Throttle, Verdict};
 
 /// While draining, how long a client that keeps its connection may take to send one more request,
 /// which is answered with the wish to close. Closing at once could cross a request on its way.
 const LAST_REQUEST_GRACE: Duration = Duration::from_millis(500);
+
+/// After an error of `accept`, of which one in ten seconds is logged.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+static ACCEPT_ERRORS: Throttle = Throttle::new(1, Duration::from_secs(10));
 
 /// Those that are open.
 pub struct Connections {
@@ -61,8 +66,10 @@ impl Connections {
                 Ok(stream) => self.spawn(stream, slot),
                 // The peer is gone already, or there are no more file descriptors for now.
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    sleep(Duration::from_millis(20)).await;
+                    if ACCEPT_ERRORS.admit(Instant::now().into_std()) == Verdict::Log {
+                        tracing::warn!(%error, "cannot accept a connection");
+                    }
+                    sleep(ACCEPT_PAUSE).await;
                 }
             }
             while self.tasks.try_join_next().is_some() {}

@@ -44,6 +44,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
             bytes_max: 1,
             timeout,
         },
+        draining: Draining::default(),
     };
     let router = http::complete(Router::new().route("/panic", get(panics)), parts);
     let listener = runtime

@@ -161,3 +161,163 @@ fn a_log_that_nobody_reads_holds_up_nothing_not_even_the_end() {
     assert!(killed.expect("kill runs").success());
     assert!(crate::harness::wait_for_exit(&mut child).success());
 }
+
+/// The rejected requests on one connection: paths as long as the limit of the head allows.
+fn flood(address: std::net::SocketAddr, requests: usize) {
+    let path = "x".repeat(15_000);
+    let mut client = Client::connect(address);
+    for _ in 0..requests {
+        let answer = client.request(&format!("GET /flood/{path}"), "");
+        assert_eq!(answer.error(), 40400);
+    }
+}
+
+#[test]
+fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
+    const FLOODS: usize = 4;
+    const REQUESTS: usize = 1000;
+    let mut server = Server::start();
+    let token = server.token();
+    let address = server.address();
+    let begun = std::time::Instant::now();
+    let mut adds = Vec::new();
+    std::thread::scope(|scope| {
+        let floods: Vec<_> = (0..FLOODS)
+            .map(|_| scope.spawn(move || flood(address, REQUESTS)))
+            .collect();
+        let mut client = server.connect();
+        while adds.len() < 200 || floods.iter().any(|flood| !flood.is_finished()) {
+            let body = format!(r#"{{"id":{},"name":"x"}}"#, adds.len());
+            let answer = client.add(&token, body.as_bytes());
+            assert_eq!(answer.status, 200);
+            adds.push(answer.header("x-request-id").expect("an id").to_owned());
+        }
+    });
+    // What is not HTTP at all, and callers that are known but rejected.
+    for _ in 0..200 {
+        let mut client = server.connect();
+        client.send("GARBAGE\r\n\r\n");
+        assert_eq!(client.answer().error(), 40000);
+    }
+    let limited = run_ok(
+        server.directory(),
+        &["token", "create", "limited", "--rate-limit", "1"],
+    );
+    let mut answered = 0;
+    let mut client = None;
+    for _ in 0..300 {
+        let mut open = client.take().unwrap_or_else(|| server.connect());
+        let answer = open.add(limited.trim(), br#"{"id":0,"name":"x"}"#);
+        answered += usize::from(answer.status == 200);
+        if answer.header("connection") != Some("close") {
+            client = Some(open);
+        }
+    }
+    assert!(server.terminate().success());
+
+    let logged = server.everything_logged();
+    let lines = logged.lines();
+    let lines: Vec<Value> = lines
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let with = |test: &dyn Fn(&Value) -> bool| lines.iter().filter(|line| test(line)).count();
+    for id in &adds {
+        assert_eq!(with(&|line| line["request_id"] == id.as_str()), 1, "{id}");
+    }
+    let rejected = with(&|line| line["status"].as_u64() >= Some(400));
+    let summaries = lines.iter().filter_map(|line| line["count"].as_u64());
+    let (summaries, counts) = (summaries.clone().count(), summaries.sum::<u64>());
+    assert!(summaries >= 1, "{logged}");
+    let rejections = FLOODS * REQUESTS + 200 + 300 - answered;
+    assert_eq!(rejected as u64 + counts, rejections as u64);
+    assert_eq!(
+        with(&|line| line["message"] == "the log was too slow to take these lines"),
+        0
+    );
+    // 60 MB of requests are at most 100 short lines a second.
+    let seconds = usize::try_from(begun.elapsed().as_secs()).expect("a small number");
+    assert!(rejected <= 100 * (seconds + 2), "{rejected}");
+    let longest = logged.lines().filter(|line| line.contains("/flood/"));
+    let longest = longest.map(str::len).max();
+    assert!(longest < Some(1000), "{longest:?}");
+}
+
+#[test]
+fn what_a_client_sends_is_cut_in_the_log_and_cannot_deceive_a_viewer() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut logged = |method_and_path: String| {
+        let answer = client.request(&method_and_path, "");
+        let id = answer.header("x-request-id").expect("an id").to_owned();
+        server.wait_for_line(|line| line["request_id"] == id.as_str())
+    };
+    let line = logged(format!("GET /{}", "x".repeat(255)));
+    assert_eq!(line["path"], format!("/{}", "x".repeat(255)));
+    let line = logged(format!("GET /{}", "x".repeat(256)));
+    assert_eq!(line["path"], format!("/{}…", "x".repeat(255)));
+    // Not within a character.
+    let line = logged(format!("GET /{}", "シ".repeat(100)));
+    assert_eq!(line["path"], format!("/{}…", "シ".repeat(85)));
+    let line = logged(format!("{} /plants", "X".repeat(5000)));
+    assert_eq!(line["method"], format!("{}…", "X".repeat(256)));
+
+    let deceptive = "\u{85}\u{9b}31m\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\u{feff}";
+    let line = logged(format!("GET /{deceptive}"));
+    assert_eq!(line["path"], format!("/{deceptive}"));
+    let everything = server.everything_logged();
+    let printed = everything.replace('\n', "");
+    let unprintable = |c: &char| c.is_control() || deceptive.replace("31m", "").contains(*c);
+    assert_eq!(printed.chars().find(unprintable), None, "{everything}");
+    assert!(everything.contains(r"\u202e") && everything.contains(r"\u009b"));
+}
+
+#[test]
+fn on_a_terminal_what_a_client_sends_cannot_deceive_either() {
+    let directory = crate::harness::directory();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = port.local_addr().expect("an address");
+    drop(port);
+    let plain = crate::harness::plantstore(directory.path());
+    let mut command = std::process::Command::new("script");
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let serve = format!(
+        "{} serve --listen {address}",
+        plain.get_program().to_str().expect("UTF-8")
+    );
+    // Ends with the service, which `timeout` ends if nothing else does.
+    let mut child = command
+        .args(["-qefc", &format!("timeout 60 {serve}"), "terminal.out"])
+        .current_dir(directory.path())
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("script runs");
+    let mut client = None;
+    crate::harness::wait_until("it listens", || {
+        client = Client::try_connect(address).ok();
+        client.is_some()
+    });
+    let mut client = client.expect("a connection");
+    let deceptive = "\u{85}\u{9b}31m\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\u{feff}";
+    assert_eq!(
+        client
+            .request(&format!("GET /deceptive{deceptive}"), "")
+            .status,
+        404
+    );
+    let shown = || std::fs::read_to_string(directory.path().join("terminal.out"));
+    let mut text = String::new();
+    crate::harness::wait_until("the line is shown", || {
+        text = shown().unwrap_or_default();
+        text.contains("/deceptive")
+    });
+    let unprintable = |c: &char| deceptive.replace("31m", "").contains(*c);
+    assert_eq!(text.chars().find(unprintable), None, "{text:?}");
+    let _ = child.kill();
+    let _ = child.wait();
+}

@@ -162,21 +162,95 @@ fn a_request_that_crosses_the_drain_is_answered() {
     assert_eq!(server.plants().len(), 2);
 }
 
+/// A client that has sent more requests than the kernel's buffers have room for responses, and reads none of them.
+fn deaf(server: &Server) -> Client {
+    let mut deaf = server.connect();
+    for _ in 0..20 {
+        deaf.send_as_far_as_it_goes("GET /openapi.json HTTP/1.1\r\n\r\n".repeat(1000));
+    }
+    let mut answered = 0;
+    wait_until("no more is answered", || {
+        let page = server.ask("/metrics").body;
+        let mut lines = page.lines();
+        let count = lines.find(|line| line.contains(r#"status="200",error="none""#));
+        let count = count.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        let before = std::mem::replace(&mut answered, count.expect("a number"));
+        thread::sleep(Duration::from_millis(300));
+        answered > 0 && answered == before
+    });
+    deaf
+}
+
 #[test]
 fn a_drain_ends_at_its_limit_or_when_asked_twice() {
-    let mut server = Server::start_with(&["--drain-timeout", "300ms"]);
-    let mut stuck = server.connect();
-    stuck.send("POST");
-    server.wait_for_connection();
+    let limits = ["--idle-timeout", "20m", "--drain-timeout"];
+    let mut server = Server::start_with(&[&limits[..], &["1s"]].concat());
+    let _stuck = deaf(&server);
     assert_eq!(server.terminate().code(), Some(0));
+    server.wait_for_line(|line| line["message"] == "out of time: connections are cut");
 
-    let mut server = Server::start_with(&["--drain-timeout", "10m"]);
-    let mut stuck = server.connect();
-    stuck.send("POST");
-    server.wait_for_connection();
+    let mut server = Server::start_with(&[&limits[..], &["10m"]].concat());
+    let _stuck = deaf(&server);
     server.signal("-TERM");
     server.wait_for_line(|line| line["message"] == "draining");
     assert_eq!(server.terminate().code(), Some(0));
+    server.wait_for_line(|line| line["message"] == "asked again: connections are cut");
+}
+
+#[test]
+fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_answered() {
+    let limits = ["--header-timeout", "100m", "--body-timeout", "100m"];
+    let limits = [&limits[..], &["--drain-timeout", "60m"]].concat();
+    let mut server = Server::start_with(&limits);
+    let token = server.token();
+    let request = add_request(&token, BODY);
+    let head_len = request.len() - BODY.len();
+    let mut half_sent: Vec<Client> = (0..50)
+        .map(|number| {
+            let mut client = server.connect();
+            match number % 5 {
+                0 => {} // nothing at all
+                1 => client.send("POST /pla"),
+                2 => client.send(&request[..head_len - 2]),
+                // A second request on a connection that was used before.
+                3 => {
+                    assert_eq!(client.add(&token, BODY).status, 200);
+                    client.send(&request[..head_len / 2]);
+                }
+                _ => client.send(&request[..request.len() - 5]), // half a body
+            }
+            client
+        })
+        .collect();
+    // It sends on after its response, for as long as it is listened to.
+    let mut talker = server.connect();
+    talker.send("GET /nothing HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n");
+    assert_eq!(talker.answer().error(), 40400);
+    let mut in_flight = server.connect();
+    in_flight.send(&request[..request.len() - 5]);
+    server.wait_for_connection();
+
+    server.signal("-TERM");
+    server.wait_for_line(|line| line["message"] == "draining");
+    in_flight.send(&request[request.len() - 5..]);
+    let answer = in_flight.answer();
+    assert_eq!(
+        (answer.status, answer.header("connection")),
+        (200, Some("close"))
+    );
+    // None of the limits is over by far.
+    wait_until("the process ends", || {
+        talker.send_as_far_as_it_goes("x");
+        server.has_ended()
+    });
+    assert_eq!(server.wait_for_exit().code(), Some(0));
+    for (number, client) in half_sent.iter_mut().enumerate() {
+        match number % 5 {
+            // Whoever has begun a request is told to send it again.
+            0 => assert!(client.is_closed()),
+            _ => assert_eq!(client.answer().error(), 40800, "{number}"),
+        }
+    }
 }
 
 #[test]

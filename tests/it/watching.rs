@@ -10,7 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use crate::harness::{Client, Server, add_request, directory, postgres, run_ok, wait_until};
+use crate::harness::{
+    Client, Server, add_request, directory, plantstore, postgres, run_ok, wait_until,
+};
 
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 const DASHBOARD: &str = include_str!("../../deploy/grafana-dashboard.json");
@@ -308,12 +310,108 @@ fn a_probe_changes_nothing() {
 }
 
 #[test]
-fn watchers_that_say_nothing_keep_no_other_away_for_long() {
+fn silent_connections_to_the_private_listener_keep_no_other_out() {
     let server = Server::start();
-    let _silent: Vec<_> = (0..40)
+    // If each of these were waited for, it would take minutes.
+    let mut silent: Vec<_> = (0..450)
+        .map(|number| {
+            let mut client = Client::connect(server.ops_address());
+            if number % 2 == 0 {
+                client.send("GET /readyz HTTP/1.1\r\nhost:");
+            }
+            client
+        })
+        .collect();
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(server.ask(path).status, 200, "{path}");
+    }
+    // The oldest made room, and were not answered.
+    assert!(silent[0].is_closed() && silent[1].is_closed());
+}
+
+/// A server with a limit of open files.
+fn with_open_files(limit: u32, directory: &Path) -> Command {
+    let plain = plantstore(directory);
+    let mut command = Command::new("prlimit");
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+        .arg(format!("--nofile={limit}:{limit}"))
+        .arg(plain.get_program())
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .current_dir(directory)
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_limit_of_open_files_limits_connections_and_leaves_room_for_everything_else() {
+    let directory = directory();
+    // Each core has a runtime, which takes four.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let limit = u32::try_from(192 + 4 * cores).expect("a small number");
+    let server = Server::start_command(with_open_files(limit, directory.path()), directory.path());
+    let token = server.token();
+    let logged = server.everything_logged();
+    let warning = logged
+        .lines()
+        .find(|line| line.contains("--max-connections"));
+    let warning = warning.unwrap_or_else(|| panic!("no warning in\n{logged}"));
+    let warning: Value = serde_json::from_str(warning).expect("JSON");
+    assert_eq!(warning["level"], "WARN");
+    let room = warning["max_connections"].as_u64().expect("a number");
+    assert!((20..180).contains(&room), "{room}");
+    let message = warning["message"].as_str().expect("a message");
+    for number in ["1024", &limit.to_string(), &room.to_string()] {
+        assert!(message.contains(number), "{message}");
+    }
+    let max = Figures::of(&server).value("plantstore_connections_max");
+    assert!((max - f64::from(u32::try_from(room).expect("small"))).abs() < 0.5);
+
+    let add = |client: &mut Client, id: usize| {
+        let body = format!(r#"{{"id":{id},"name":"x"}}"#);
+        client.add(&token, body.as_bytes()).status
+    };
+    let mut connected: Vec<_> = (0..300).map(|_| server.connect()).collect();
+    for (id, client) in connected.iter_mut().take(20).enumerate() {
+        assert_eq!(add(client, id), 200);
+    }
+    let figures = Figures::of(&server);
+    assert!((figures.value("plantstore_connections") - max).abs() < 0.5);
+    assert!(figures.value("process_open_fds") < f64::from(limit));
+    let _silent: Vec<_> = (0..64)
         .map(|_| Client::connect(server.ops_address()))
         .collect();
-    assert_eq!(server.ask("/healthz").status, 200);
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(server.ask(path).status, 200, "{path}");
+    }
+    // Whoever waits gets a turn, and files can still be opened.
+    let mut last = connected.pop().expect("a client");
+    drop(connected);
+    assert_eq!(add(&mut last, 999), 200);
+    assert!(!server.everything_logged().contains("cannot accept"));
+}
+
+#[test]
+fn a_limit_of_open_files_that_leaves_room_for_no_connection_is_an_error() {
+    let directory = directory();
+    let nowhere = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let command = with_open_files(60, directory.path());
+    let mut server = Server::spawn(command, directory.path(), nowhere);
+    assert_eq!(server.wait_for_exit().code(), Some(1));
+    let mut said = String::new();
+    wait_until("it says why", || {
+        said = server.everything_logged();
+        said.contains("plantstore:")
+    });
+    assert!(
+        said.contains("the limit of open files is 60") && said.contains("ulimit -n"),
+        "{said}"
+    );
 }
 
 /// Words that look like a figure of ours or of the process.
