@@ -85,7 +85,7 @@ async fn respond(stream: TcpStream, router: Router, has_request: Arc<AtomicBool>
     match timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::debug!(%error, "a connection to the private listener ended early")
+            tracing::debug!(%error, "a connection to the private listener ended early");
         }
         Err(_) => tracing::debug!("a connection to the private listener took too long"),
     }
