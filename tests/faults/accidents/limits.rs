@@ -49,13 +49,13 @@ pub fn rows() -> Vec<Row> {
 }
 
 fn long_reader(case: &mut Case) {
-    let limit = 4 << 20;
+    let limit = 1 << 20;
     let server = case.serve(&["--max-wal-bytes", &limit.to_string()]);
     case.add(&server);
     let reader = Connection::open(case.path("plantstore.db")).expect("a database");
     let begin = "BEGIN; SELECT count(*) FROM plants";
     reader.execute_batch(begin).expect("a transaction");
-    let mut load = case.load(4, 300); // more than twice the limit
+    let mut load = case.load(4, 60); // more than twice the limit
     load.name_len = 8000;
     let ledger = load.start(server.address(), &server.token()).finish();
     let len = fs::metadata(case.path("plantstore.db-wal")).map_or(0, |wal| wal.len());
