@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Error;
 
 use crate::store::error::{Cause, StoreError, chain};
-use crate::store::postgres::schema::{self, Occasion};
+use crate::store::postgres::schema::Occasion;
 use crate::store::postgres::session::{ConnectError, Session};
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
@@ -16,6 +16,9 @@ use crate::store::url::Url;
 /// Between two attempts: longer each time, and never quite the same.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// How long tables that were found to be ours are relied upon. They can be changed under an open connection.
+const TABLES_HOLD: Duration = Duration::from_secs(10);
 
 /// For a connection to a server that may accept it and never respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -46,19 +49,25 @@ impl Link {
         let session = match self.session.take() {
             Some(mut session) if !session.client.is_closed() => {
                 session.check_again().await?;
+                if session.verified_at.elapsed() >= TABLES_HOLD {
+                    session.verify(Occasion::Again).await?;
+                }
                 session
             }
             _ => {
                 let connect = Session::connect(&self.url, self.tls.as_ref());
-                let session = match timeout(CONNECT_TIMEOUT, connect).await {
+                let mut session = match timeout(CONNECT_TIMEOUT, connect).await {
                     Ok(session) => session?,
                     Err(elapsed) => return Err(ConnectError::Away(elapsed.into())),
                 };
-                let occasion = Occasion {
-                    is_first: !self.is_verified,
-                    create: self.create,
+                let occasion = if self.is_verified {
+                    Occasion::Again
+                } else {
+                    Occasion::First {
+                        create: self.create,
+                    }
                 };
-                schema::ensure(&session.client, occasion).await?;
+                session.verify(occasion).await?;
                 self.is_verified = true;
                 session
             }

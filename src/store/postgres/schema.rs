@@ -126,26 +126,38 @@ enum Found {
 }
 
 /// When the tables are looked at.
-#[derive(Clone, Copy)]
-pub struct Occasion {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Occasion {
     /// By a process that has not used this database before.
-    pub is_first: bool,
-    /// Missing tables are to be created, and those of an earlier version moved.
-    pub create: bool,
+    First {
+        /// Missing tables are to be created, and those of an earlier version moved.
+        create: bool,
+    },
+    /// By one that has: if they are gone now, new ones would not have what they had.
+    Again,
 }
 
 /// Makes sure that our tables are there and as we expect them.
 pub async fn ensure(client: &Client, occasion: Occasion) -> Result<(), ConnectError> {
+    let is_first = occasion != Occasion::Again;
     let mut attempt = 1;
     loop {
-        let found = match look(client, occasion.is_first).await {
+        let found = match look(client, is_first).await {
             // Another node may be moving the tables between two of our queries.
-            Err(ConnectError::Refused(_)) => look(client, occasion.is_first).await?,
+            Err(ConnectError::Refused(_)) => look(client, is_first).await?,
             found => found?,
         };
         let migrated = match found {
             Found::Current => return Ok(()),
-            _ if !occasion.create => return Err(ConnectError::NotMigrated),
+            _ if occasion == Occasion::Again => {
+                return Err(ConnectError::Refused(
+                    "its schema plantstore, which this process has used, is no longer there; restore it"
+                        .to_owned(),
+                ));
+            }
+            _ if occasion == (Occasion::First { create: false }) => {
+                return Err(ConnectError::NotMigrated);
+            }
             Found::Earlier {
                 schema, version, ..
             } => take_over(client, &schema, version).await,
@@ -218,17 +230,17 @@ async fn take_over_locked(client: &Client, from: &str) -> Result<(), ConnectErro
     for step in STEPS.iter().chain(&[CREATE_VERSIONS, &insert_version()]) {
         let _ = writeln!(sql, "{step};");
     }
-    for role in roles(client, "plantstore_schema", from).await? {
+    for (role, adds_plants) in roles(client, from).await? {
         let _ = writeln!(
             sql,
             "GRANT USAGE ON SCHEMA plantstore TO {role}; GRANT SELECT ON plantstore.schema_version TO {role};"
         );
-    }
-    for role in roles(client, "plants", from).await? {
-        let _ = writeln!(
-            sql,
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role};"
-        );
+        if adds_plants {
+            let _ = writeln!(
+                sql,
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role};"
+            );
+        }
     }
     let _ = write!(
         sql,
@@ -237,15 +249,16 @@ async fn take_over_locked(client: &Client, from: &str) -> Result<(), ConnectErro
     client.batch_execute(&sql).await.map_err(migration)
 }
 
-/// Who has been granted rights on a table, quoted.
-async fn roles(client: &Client, table: &str, schema: &str) -> Result<Vec<String>, ConnectError> {
-    let sql = "SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END
+/// The roles, quoted, that have rights on the tables of an earlier version, their owners included; and whether they add plants.
+async fn roles(client: &Client, schema: &str) -> Result<Vec<(String, bool)>, ConnectError> {
+    let sql = "SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
+                      bool_or(c.relname = 'plants' AND privilege_type = 'INSERT')
                FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace,
-                    aclexplode(c.relacl)
-               WHERE n.nspname = $2 AND c.relname = $1 AND grantee <> c.relowner";
-    let rows = client.query(sql, &[&table, &schema]).await;
-    let rows = rows.map_err(migration)?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+                    aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))
+               WHERE n.nspname = $1 AND c.relname IN ('plantstore_schema', 'tokens', 'plants')
+               GROUP BY grantee";
+    let rows = client.query(sql, &[&schema]).await.map_err(migration)?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 /// A relation, as the catalogue has it.

@@ -13,6 +13,7 @@ use tokio_postgres::{AsyncMessage, Connection, NoTls, Socket};
 
 use crate::store::error::Cause;
 use crate::store::postgres::client::Client;
+use crate::store::postgres::schema::{self, Occasion};
 use crate::store::postgres::tls::Tls;
 use crate::store::url::Url;
 
@@ -28,6 +29,8 @@ pub struct Session {
     pub client: Client,
     warned: Arc<AtomicBool>,
     checked_at: Instant,
+    /// When the tables were last found to be ours.
+    pub verified_at: Instant,
 }
 
 /// Why there is no connection.
@@ -72,7 +75,15 @@ impl Session {
             client,
             warned,
             checked_at: Instant::now(),
+            verified_at: Instant::now(),
         })
+    }
+
+    /// Makes sure that the tables are ours. An error means that the connection must not be used.
+    pub async fn verify(&mut self, occasion: Occasion) -> Result<(), ConnectError> {
+        schema::ensure(&self.client, occasion).await?;
+        self.verified_at = Instant::now();
+        Ok(())
     }
 
     /// Reads the settings again, if that was some time ago. An error means that the connection must not be used.
