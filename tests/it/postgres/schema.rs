@@ -2,6 +2,7 @@
 //! earlier version.
 
 use std::path::Path;
+use std::thread;
 
 use crate::harness::postgres::{plants, with_client};
 use crate::harness::{Server, directory, plantstore, run, run_ok, wait_for_exit, wait_until};
@@ -19,12 +20,15 @@ const EARLIER: &str = "
     INSERT INTO tokens VALUES (1, 'old', sha256('token'), NULL, now(), NULL, NULL, NULL);
     INSERT INTO plants VALUES (7, 'Fern', NULL, now(), 1)";
 
-/// The first column of all rows, as text.
+/// The first column of all rows, as text. In a thread of its own, so that it can be asked while a client holds locks.
 fn ask(url: &str, query: &str) -> Vec<String> {
-    with_client(url, async |client| {
-        let rows = client.query(query, &[]).await.expect("SQL");
-        rows.iter().map(|row| row.get(0)).collect()
-    })
+    let ask = || {
+        with_client(url, async |client| {
+            let rows = client.query(query, &[]).await.expect("SQL");
+            rows.iter().map(|row| row.get(0)).collect()
+        })
+    };
+    thread::scope(|scope| scope.spawn(ask).join().expect("no panic"))
 }
 
 /// Every column of every table in these schemas.
@@ -330,38 +334,35 @@ fn a_role_without_rights_on_our_schema_is_told_so() {
 fn a_node_is_ready_while_other_sessions_lock_every_row_but_its_own() {
     let directory = directory();
     let url = url(directory.path());
-    let (first, second) = (
-        Server::start_in(directory.path(), &[]),
-        Server::start_in(directory.path(), &[]),
-    );
-    first.token();
-    // Its row is there once it was asked.
-    assert_eq!(first.ask("/readyz").status, 200);
+    let first = Server::start_in(directory.path(), &[]);
+    first.add_ok(BODY);
+    let nodes = "SELECT count(*)::TEXT FROM plantstore.nodes WHERE id > 0";
+    wait_until("it has a row", || {
+        first.ask("/readyz").status == 200 && ask(&url, nodes) == ["1"]
+    });
     sql(
         &url,
         "INSERT INTO plantstore.nodes VALUES (-1, now() - INTERVAL '2 days', now() - INTERVAL '2 days'),
                                              (-2, now() - INTERVAL '2 days', now() - INTERVAL '2 days')",
     );
     with_client(&url, async |client| {
-        client
-            .batch_execute(
-                "BEGIN; SELECT * FROM plantstore.tokens FOR UPDATE; SELECT * FROM plantstore.plants FOR UPDATE;
-                 SELECT * FROM plantstore.nodes WHERE id <> -2 FOR UPDATE",
-            )
-            .await
-            .expect("locks");
-        let answer = second.ask("/readyz");
-        assert_eq!(answer.status, 200, "{answer:?}");
-        // What ended long ago is forgotten, unless somebody has locked it.
-        let rows = client
-            .query("SELECT id FROM plantstore.nodes WHERE id < 0", &[])
-            .await;
-        let rows: Vec<i64> = rows.expect("rows").iter().map(|row| row.get(0)).collect();
-        assert_eq!(rows, [-1]);
+        let lock = "BEGIN; SELECT * FROM plantstore.tokens FOR UPDATE; SELECT * FROM plantstore.plants FOR UPDATE;
+                    SELECT * FROM plantstore.nodes WHERE id <> -2 FOR UPDATE";
+        client.batch_execute(lock).await.expect("locks");
+        let second = Server::start_in(directory.path(), &[]);
+        // Its own row is written more than once, and it is ready all the time.
+        let probed_again = "SELECT count(*)::TEXT FROM plantstore.nodes WHERE id > 0 AND seen_at > started_at + INTERVAL '1 s'
+                            AND started_at > (SELECT min(started_at) FROM plantstore.nodes WHERE id > 0)";
+        wait_until("the second node writes its row", || {
+            let answer = second.ask("/readyz");
+            assert_eq!(answer.status, 200, "{answer:?}");
+            ask(&url, probed_again) == ["1"]
+        });
+        // Nodes that ended long ago are forgotten, unless their row is locked.
+        let old = "SELECT id::TEXT FROM plantstore.nodes WHERE id < 0";
+        wait_until("old rows are deleted", || ask(&url, old) == ["-1"]);
         client.batch_execute("ROLLBACK").await.expect("no locks");
     });
-    let nodes = "SELECT count(*)::TEXT FROM plantstore.nodes WHERE id > 0";
-    assert_eq!(ask(&url, nodes), ["2"]);
 }
 
 #[test]
