@@ -24,8 +24,8 @@ pub fn rows() -> Vec<Row> {
     vec![
         Row::new(
             "another application's tables in PostgreSQL",
-            "tables `tokens` and `plants` of others in the schema `public` and in one named like the role; `serve`, `migrate`, `token create`",
-            "our own schema is used; their tables are not changed",
+            "tables `tokens` and `plants` of others in the schema `public`, in one named like the role, and in one named `plantstore`; `serve`, `migrate`, `token create`",
+            "our own schema is used, or refused if theirs are in it; their tables are not changed",
         )
         .case("in public", |case| foreign_tables(case, "public"))
         .case("in a schema of the role", |case| foreign_tables(case, "postgres"))

@@ -166,7 +166,7 @@ pub fn rows() -> Vec<Row> {
         }),
         Row::new(
             "data directory moved under a server",
-            "renamed; renamed and replaced by an empty one; a file system unmounted (`umount -l`)",
+            "renamed; renamed and replaced by an empty one or by a link; its file system unmounted (`umount -l`); another one mounted over it",
             "the server exits within 3 s with the reason; the moved directory, or a rescued copy, is complete",
         )
         .case("directory moved", |case| {
@@ -260,7 +260,7 @@ pub fn rows() -> Vec<Row> {
         }),
         Row::new(
             "shared memory file deleted under a server",
-            "`rm plantstore.db-shm`; another command opens the store meanwhile",
+            "`rm plantstore.db-shm`, or an empty file renamed over it; another command opens the store meanwhile",
             "the server exits with the reason, or goes on; the database is complete",
         )
         .case("-shm deleted", move |case| {

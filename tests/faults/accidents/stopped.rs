@@ -95,7 +95,7 @@ pub fn rows() -> Vec<Row> {
         .case("hard link", |case| separated(case, "ln plantstore.db new.db", "new.db")),
         Row::new(
             "older copy put back",
-            "a copy of the database file, taken while the server ran, put back after a clean stop, after a kill, and beside the WAL",
+            "a copy of the database file, taken while the server ran, put back after a clean stop, after a kill, beside the WAL, and beside the WAL of a later session",
             "refused, or complete",
         )
         .case("after a clean stop", |case| old_copy(case, true, false))
@@ -120,7 +120,7 @@ pub fn rows() -> Vec<Row> {
         .case("another program's database", |case| beside_wal(case, "foreign.db")),
         Row::new(
             "second server on one store",
-            "the lock file deleted, replaced, moved; by a symbolic link, by a hard link, by another path, from another directory",
+            "the lock file deleted or replaced; by a symbolic link, a hard link, another path, a link to the directory",
             "the second server does not start; the first goes on",
         )
         .case("lock file deleted", |case| second_server(case, &[], |case| lock(case, None)))
@@ -154,14 +154,15 @@ pub fn rows() -> Vec<Row> {
         }),
         Row::new(
             "commands under a server without its lock file",
-            "the lock file deleted; `restore --force`, `import`, `token create`, `migrate`",
-            "`restore` fails; what others write is there, and so is everything else",
+            "the lock file deleted; `restore --force`, `token create`, `migrate`, `list`, `check`",
+            "`restore` fails; everything is there",
         )
         .case("lock file deleted", commands_without_lock),
         Row::new(
             "what must go on working",
-            "`sqlite3` opens the store after a kill, runs a checkpoint or VACUUM under a server; database and WAL moved together; the directory renamed or copied after a stop \
-             or a kill; the lock file or the shared memory deleted while nothing runs; a new store where there was nothing",
+            "`sqlite3` opens the store after a kill, runs a checkpoint or VACUUM under a server; database and WAL moved together; \
+             the files copied after a stop or a kill; the lock file and the shared memory deleted while nothing runs; a backup \
+             restored; ten kills in a row",
             "everything is there, nothing is refused",
         )
         .case("sqlite3 after a kill", |case| {

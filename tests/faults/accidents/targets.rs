@@ -214,7 +214,7 @@ pub fn rows() -> Vec<Row> {
         .case("rejects", rejects_over_input),
         Row::new(
             "mode of new files",
-            "umask 000 and 022; `export`, `backup`, `restore`, `import --rejects`, `token create`, `serve`",
+            "umask 000 and 022; `export`, `backup`, `restore`, `copy`, `import --rejects`, `token create`, `serve`",
             "mode 0600",
         )
         .case("umask 000", |case| modes(case, "000"))
