@@ -259,6 +259,10 @@ fn what_is_no_sound_backup_is_not_restored() {
     assert!(said.contains("there is no file missing.backup"), "{said}");
     let said = refusal(place, &["restore", "."]);
     assert!(said.contains(". is not a backup"), "{said}");
+    let made = Command::new("mkfifo").arg(place.join("pipe")).status();
+    assert!(made.expect("mkfifo runs").success());
+    let said = refusal(place, &["restore", "pipe"]);
+    assert!(said.contains("pipe is not a backup"), "{said}");
     // A store that may be in use is not a backup.
     let store = server.directory().join("plantstore.db");
     let said = refusal(place, &["restore", store.to_str().expect("UTF-8")]);

@@ -36,12 +36,17 @@ impl Restoration {
         tell: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, SaveError> {
         let name = |path: &Path| path.display().to_string();
-        let from = match File::open(backup) {
+        // Looked at before it is opened: opening a named pipe would wait for somebody to write to it.
+        match fs::metadata(backup) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Err(OpenError::NoFile(name(backup)).into());
             }
-            opened => opened.map_err(failed_to("read", backup))?,
-        };
+            Ok(found) if !found.is_file() => {
+                return Err(OpenError::NotABackup(name(backup)).into());
+            }
+            _ => {}
+        }
+        let from = File::open(backup).map_err(failed_to("read", backup))?;
         let real = open::real(store)?;
         if is_same_file(from.metadata(), fs::metadata(&real)) {
             return Err(WriteError::OwnFile(name(backup)).into());
@@ -50,9 +55,7 @@ impl Restoration {
             return Err(WriteError::NotAFile(name(store)).into());
         }
         let lock = Lock::take(&real)?;
-        if !from.metadata().is_ok_and(|found| found.is_file())
-            || Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup
-        {
+        if Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup {
             return Err(OpenError::NotABackup(name(backup)).into());
         }
         let replace = if replace {
