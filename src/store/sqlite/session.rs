@@ -10,6 +10,8 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::config::DbConfig;
@@ -19,6 +21,9 @@ use crate::fs::{Content, create_empty, is_same_file, open_existing, with_suffix}
 use crate::store::error::OpenError;
 use crate::store::sqlite::open::{checkpoint, failed_to, unusable};
 use crate::store::sqlite::{rows, wal_check};
+
+/// How long a command may take to check the WAL of a store that is not served.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a database says of itself.
 #[derive(Debug, Clone, Copy)]
@@ -142,19 +147,21 @@ impl Lock {
         let file = create_empty(&path, store)
             .and_then(|_| open_existing(&path, true))
             .map_err(failed_to("open", &path))?;
-        let locked = || OpenError::Locked {
-            path: store.display().to_string(),
-            pid: holder(&path),
-        };
-        if !try_lock(&file, &path)? {
-            return Err(locked());
-        }
         let database = match open_existing(store, true) {
-            Ok(database) if !try_lock(&database, store)? => return Err(locked()),
-            Ok(database) => Some(database),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed_to("open", store)(error)),
+            opened => Some(opened.map_err(failed_to("open", store))?),
         };
+        let begun = Instant::now();
+        while !lock_both(&file, database.as_ref()).map_err(failed_to("lock", &path))? {
+            // A command may be checking the WAL after a crash, which does not take long. It does not note its id.
+            if is_held_by_server(&path) || begun.elapsed() >= CHECK_TIMEOUT {
+                return Err(OpenError::Locked {
+                    path: store.display().to_string(),
+                    pid: holder(&path),
+                });
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
         let noted = read_text(&file).lines().nth(1).and_then(Noted::parse);
         let lock = Self {
             file,
@@ -223,12 +230,29 @@ impl Lock {
     }
 }
 
-fn try_lock(file: &File, path: &Path) -> Result<bool, OpenError> {
+/// Locks the lock file, and the database if it exists. False, and nothing is locked, if somebody else has one of them.
+fn lock_both(file: &File, database: Option<&File>) -> io::Result<bool> {
+    if !try_lock(file)? {
+        return Ok(false);
+    }
+    let is_locked = database.map_or(Ok(true), try_lock)?;
+    if !is_locked {
+        file.unlock()?;
+    }
+    Ok(is_locked)
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(failed_to("lock", path)(error)),
+        Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+/// True if the process that is noted in the lock file is running.
+fn is_held_by_server(path: &Path) -> bool {
+    holder(path).is_some_and(|pid| Path::new("/proc").join(pid).exists())
 }
 
 /// The process id in a lock file.
