@@ -333,17 +333,19 @@ fn is_file_of_store(path: &Path, store: &Path) -> bool {
         .any(|own| path == own || is_same_file(fs::metadata(path), fs::metadata(own)))
 }
 
-/// A WAL or journal with content beside a database that is missing or empty. SQLite would delete it, or apply it to
-/// whatever database gets that name.
+/// A WAL with content next to a database that is missing or empty, or a rollback journal next to one that is missing. SQLite
+/// would delete it, or apply it to whatever database gets that name. (A journal next to an empty database is what a crash
+/// leaves while the database is created.)
 pub fn orphan_of(database: &Path) -> Option<PathBuf> {
     let len = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    if len(database) > 0 {
-        return None;
+    let (wal, journal) = (
+        with_suffix(database, "-wal"),
+        with_suffix(database, "-journal"),
+    );
+    if len(database) == 0 && len(&wal) > 0 {
+        return Some(wal);
     }
-    let mut companions = ["-wal", "-journal"]
-        .map(|suffix| with_suffix(database, suffix))
-        .into_iter();
-    companions.find(|path| len(path) > 0)
+    (!database.exists() && len(&journal) > 0).then_some(journal)
 }
 
 /// The database that a name such as `plants.db-wal` belongs to, if that is there.

@@ -95,7 +95,14 @@ pub fn unnoticed(cuts: usize, seed: u64) -> Vec<String> {
     let standby_losses = format!(
         "--postgres-only --standby-losses 1 --failovers 0 --connection-cuts 0 --rolling 0 --each 0 --seed {seed}"
     );
-    let by_power_cuts = |broken| run(broken, power_cuts.split(' '), "lost: ").err();
+    let by_power_cuts = |broken: Break| {
+        // A WAL of two sessions, which only a start without a checkpoint leaves, is not opened any more.
+        let expected = match broken.0 {
+            "no-checkpoint-at-the-start" => "wrong: does not open",
+            _ => "lost: ",
+        };
+        run(broken, power_cuts.split(' '), expected).err()
+    };
     let by_standby_losses =
         |broken| run(broken, standby_losses.split(' '), "without a standby").err();
     let mut unnoticed: Vec<_> = BREAKS.into_iter().filter_map(by_power_cuts).collect();
