@@ -50,13 +50,15 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError>
     let lock = Lock::take(&real(path)?)?;
     run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
     upgrade(&mut connection, path)?;
+    // With the lock file synced before the WAL is emptied, a database without a WAL is known to be complete.
+    let session = Session::new(&connection, lock, path)?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
         Ok(true) => {}
         Ok(false) => return Err(OpenError::Held(path.display().to_string())),
         Err(source) => return Err(unusable(path)(source)),
     }
-    let session = Session::begin(&connection, lock).map_err(unusable(path))?;
+    session::require_wal(&connection).map_err(unusable(path))?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     Ok((connection, session))
 }

@@ -58,6 +58,13 @@ pub(super) fn set_clean(connection: &Connection, is_clean: bool) -> Result<(), E
     connection.execute(sql, [is_clean]).map(drop)
 }
 
+/// Says in the database that it is incomplete without its WAL from now on.
+pub(super) fn require_wal(connection: &Connection) -> Result<(), Error> {
+    set_clean(connection, false)?;
+    // To be found in the database without its WAL. If a reader prevents that, a later checkpoint does it.
+    checkpoint(connection, "PASSIVE").map(drop)
+}
+
 /// The last batch of a store, as the lock file has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Noted {
@@ -272,24 +279,29 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Begins a session on a database that is complete.
-    pub(super) fn begin(connection: &Connection, lock: Lock) -> Result<Self, Error> {
-        let state = State::read(connection)?.ok_or(Error::QueryReturnedNoRows)?;
-        let session = Self {
-            lock,
-            noted: Noted {
-                identity: state.identity,
-                batch: rows::last_batch(connection)?,
-            },
-            wal_frames: i32::MAX,
+    /// Notes the last batch of a database that is complete, so that it survives a power failure.
+    pub(super) fn new(
+        connection: &Connection,
+        lock: Lock,
+        store: &Path,
+    ) -> Result<Self, OpenError> {
+        let unusable = || unusable(store);
+        let state = State::read(connection).map_err(unusable())?;
+        let state = state
+            .ok_or(Error::QueryReturnedNoRows)
+            .map_err(unusable())?;
+        let noted = Noted {
+            identity: state.identity,
+            batch: rows::last_batch(connection).map_err(unusable())?,
         };
-        session.lock.write(Some(session.noted));
-        if state.is_clean {
-            set_clean(connection, false)?;
-            // To be found in the database without its WAL. If a reader prevents that, a later checkpoint does it.
-            checkpoint(connection, "PASSIVE")?;
-        }
-        Ok(session)
+        lock.write(Some(noted));
+        let synced = lock.file.sync_all();
+        synced.map_err(failed_to("sync", &with_suffix(store, "-lock")))?;
+        Ok(Self {
+            lock,
+            noted,
+            wal_frames: i32::MAX,
+        })
     }
 
     /// To be called in each transaction. If the WAL has started from its beginning, the identity of the store is written to it.
