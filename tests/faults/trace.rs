@@ -40,7 +40,7 @@ pub const RECORD: [&str; 6] = [
     "-s",
     "2000000",
     "-e",
-    "trace=openat,write,pwrite64,ftruncate,rename,unlink,fsync,fdatasync,sendto",
+    "trace=openat,write,pwrite64,ftruncate,rename,renameat2,unlink,fsync,fdatasync,sendto",
 ];
 
 /// Reads a recording made in this directory.
@@ -137,7 +137,7 @@ impl Reader {
                 file: self.file(&descriptor()?)?,
                 len: number(0)?,
             }),
-            "rename" => {
+            "rename" | "renameat2" => {
                 let mut paths = strings
                     .iter()
                     .map(|path| String::from_utf8_lossy(path).into_owned());
@@ -169,7 +169,7 @@ impl Reader {
             None => return None,
         };
         let ours = name.starts_with("plantstore.");
-        let kept = ours && !name.ends_with("-shm") && !name.ends_with("-lock");
+        let kept = ours && !name.ends_with("-shm");
         kept.then(|| name.to_owned())
     }
 }

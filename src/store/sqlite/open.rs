@@ -20,7 +20,7 @@ use crate::fs::{
 use crate::store::contract::Footprint;
 use crate::store::error::OpenError;
 use crate::store::sqlite::session::{self, Lock, Session};
-use crate::store::sqlite::wal_check;
+use crate::store::sqlite::{rows, wal_check};
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
 /// transaction.
@@ -51,13 +51,14 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError>
     run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
     upgrade(&mut connection, path)?;
     // With the lock file synced before the WAL is emptied, a database without a WAL is known to be complete.
-    let session = Session::new(&connection, lock, path)?;
+    let mut session = Session::new(&connection, lock, path)?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
         Ok(true) => {}
         Ok(false) => return Err(OpenError::Held(path.display().to_string())),
         Err(source) => return Err(unusable(path)(source)),
     }
+    session.note(rows::last_batch(&connection).map_err(unusable(path))?);
     session::require_wal(&connection).map_err(unusable(path))?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     Ok((connection, session))

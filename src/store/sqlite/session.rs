@@ -19,7 +19,7 @@ use rusqlite::{Connection, Error, OpenFlags};
 
 use crate::fs::{Content, create_empty, is_same_file, open_existing, with_suffix};
 use crate::store::error::OpenError;
-use crate::store::sqlite::open::{checkpoint, failed_to, unusable};
+use crate::store::sqlite::open::{checkpoint, failed_to, real, unusable};
 use crate::store::sqlite::{rows, wal_check};
 
 /// How long a command may take to check the WAL of a store that is not served.
@@ -279,7 +279,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Notes the last batch of a database that is complete, so that it survives a power failure.
+    /// Has the lock file say, also after a power failure, which store is served here. Not the last batch of the database, which
+    /// may not be durable yet, but the last one that was noted.
     pub(super) fn new(
         connection: &Connection,
         lock: Lock,
@@ -290,10 +291,11 @@ impl Session {
         let state = state
             .ok_or(Error::QueryReturnedNoRows)
             .map_err(unusable())?;
-        let noted = Noted {
+        let noted = Noted::read(&real(store)?).filter(|noted| noted.identity == state.identity);
+        let noted = noted.unwrap_or(Noted {
             identity: state.identity,
-            batch: rows::last_batch(connection).map_err(unusable())?,
-        };
+            batch: 0,
+        });
         lock.write(Some(noted));
         let synced = lock.file.sync_all();
         synced.map_err(failed_to("sync", &with_suffix(store, "-lock")))?;
