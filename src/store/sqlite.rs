@@ -39,7 +39,7 @@ use crate::plant::NewPlant;
 use crate::store::contract::{
     Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
 };
-use crate::store::error::{OpenError, SaveError, StoreError};
+use crate::store::error::{OpenError, SaveError, StoreError, chain};
 use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
 use crate::store::sqlite::checkpoints::Checkpoints;
 use crate::store::sqlite::clock::Clock;
@@ -180,8 +180,7 @@ impl Sqlite {
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
         let added = self.try_add(batch, used);
-        self.has_failed |= matches!(added, Err(StoreError::Failed(_)));
-        added
+        added.map_err(|error| self.note_failure(error))
     }
 
     fn try_add(
@@ -233,6 +232,11 @@ impl Sqlite {
 
     /// Checks that the store can be used, with a write if one is due.
     pub fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
+        let probed = self.try_probe(is_write_due);
+        probed.map_err(|error| self.note_failure(error))
+    }
+
+    fn try_probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
         self.check_files(self.log_pages.load(Ordering::Relaxed))?;
         if is_write_due {
             self.rewrite()?;
@@ -255,9 +259,19 @@ impl Sqlite {
     /// the WAL is as long as it may be.
     fn prepare_write(&mut self) -> Result<i32, StoreError> {
         let mut wal_frames = self.log_pages.load(Ordering::Relaxed);
-        self.check_files(wal_frames)?;
-        if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.proceed(&self.connection, wal_frames)?;
+        let step = match &mut self.checkpoints {
+            Some(checkpoints) => checkpoints.next_step(wal_frames)?,
+            None => None,
+        };
+        // A checkpoint would fill up a file that was truncated, and the loss would be hard to see.
+        if step.is_some()
+            || self.wal_limit.is_reached(wal_frames)
+            || self.files.as_ref().is_some_and(FileIdentity::is_due)
+        {
+            self.check_files(wal_frames)?;
+        }
+        if let (Some(step), Some(checkpoints)) = (step, &mut self.checkpoints) {
+            checkpoints.run(step, &self.connection, wal_frames)?;
         }
         let connection = &self.connection;
         let reset = || match &mut self.checkpoints {
@@ -274,7 +288,7 @@ impl Sqlite {
     /// Makes sure that the path still leads to the files that are open. If it does not, what is in them is saved as far as
     /// possible, and nothing may be acknowledged any more.
     fn check_files(&mut self, wal_frames: i32) -> Result<(), StoreError> {
-        let Some(files) = self.files.as_mut().filter(|files| files.is_due()) else {
+        let Some(files) = &mut self.files else {
             return Ok(());
         };
         let checked = files.check(&self.connection, wal_frames);
@@ -284,6 +298,25 @@ impl Sqlite {
         checked.map_err(|accident| {
             let rescued = rescue::rescue(&mut self.connection, files, &accident);
             StoreError::Failed(format!("{accident}; {rescued}").into())
+        })
+    }
+
+    /// If SQLite has failed because of an accident to the files, the accident is the reason to give.
+    fn note_failure(&mut self, error: StoreError) -> StoreError {
+        let StoreError::Failed(cause) = error else {
+            return error;
+        };
+        self.has_failed = true;
+        let wal_frames = self.log_pages.load(Ordering::Relaxed);
+        let accident = match &mut self.files {
+            Some(files) if cause.is::<rusqlite::Error>() => {
+                files.check(&self.connection, wal_frames).err()
+            }
+            _ => None,
+        };
+        StoreError::Failed(match accident {
+            Some(accident) => format!("{accident}: {}", chain(cause.as_ref())).into(),
+            None => cause,
         })
     }
 

@@ -187,3 +187,22 @@ fn a_log_with_a_hole_is_refused_and_one_without_its_end_is_not() {
     let server = Server::start_in(directory.path(), &[]);
     assert_eq!(server.plants().len(), 4);
 }
+
+/// The WAL of a running server changes while a command reads it, so that it may look damaged at any time.
+#[test]
+fn the_wal_of_a_running_server_is_not_judged_by_commands() {
+    let directory = directory();
+    let mut server = Server::start_in(directory.path(), &[]);
+    for id in 0..5 {
+        server.add_ok(format!(r#"{{"id":{id},"name":"plant number {id}"}}"#));
+    }
+    // A frame as it is seen while it is being written.
+    flip(
+        &directory.path().join("plantstore.db-wal"),
+        b"plant number 2",
+    );
+    run_ok(directory.path(), &["token", "list"]);
+    server.kill();
+    let said = problems(directory.path());
+    assert!(said.contains("plantstore.db-wal is damaged"), "{said}");
+}

@@ -39,6 +39,13 @@ pub struct Checkpoints {
     mover: Mover,
 }
 
+/// A checkpoint that is due.
+#[derive(Clone, Copy)]
+pub enum Step {
+    InBackground,
+    AtOnce,
+}
+
 struct Mover {
     thread: Option<JoinHandle<()>>,
     requests: Option<SyncSender<()>>,
@@ -55,18 +62,15 @@ impl Checkpoints {
         }
     }
 
-    /// To be called between batches, with the connection that adds and the length of the log. After a failure
-    /// nothing may be acknowledged any more.
-    pub fn proceed(&mut self, adding: &Connection, pages: i32) -> Result<(), StoreError> {
+    /// What is to be done before the next batch, given the length of the WAL. After a failure nothing may be acknowledged
+    /// any more.
+    pub fn next_step(&mut self, pages: i32) -> Result<Option<Step>, StoreError> {
         if pages < self.moved_at {
             self.moved_at = 0; // the log has begun again
         }
         let grown = pages - self.moved_at;
         let Some(up_to) = self.moving else {
-            if grown >= PAGES_LONG {
-                self.have_moved(pages);
-            }
-            return Ok(());
+            return Ok((grown >= PAGES_LONG).then_some(Step::InBackground));
         };
         let patience = if grown >= PAGES_MAX {
             Duration::MAX
@@ -74,16 +78,29 @@ impl Checkpoints {
             Duration::ZERO
         };
         let Some(result) = self.mover.result(patience) else {
-            return Ok(());
+            return Ok(None);
         };
         self.moving = None;
         result?;
-        if grown < PAGES_MAX && pages - up_to > PAGES_FEW {
-            self.have_moved(pages);
-            Ok(())
+        let is_much = grown < PAGES_MAX && pages - up_to > PAGES_FEW;
+        Ok(Some(if is_much {
+            Step::InBackground
         } else {
-            self.moved_at = pages;
-            move_log(adding)
+            Step::AtOnce
+        }))
+    }
+
+    /// Does it, with the connection that adds.
+    pub fn run(&mut self, step: Step, adding: &Connection, pages: i32) -> Result<(), StoreError> {
+        match step {
+            Step::InBackground => {
+                self.have_moved(pages);
+                Ok(())
+            }
+            Step::AtOnce => {
+                self.moved_at = pages;
+                move_log(adding)
+            }
         }
     }
 

@@ -30,6 +30,8 @@ pub(super) struct FileIdentity {
     wal_mark: Option<(i32, [u8; 8])>,
     shared_memory_id: FileId,
     database_len: u64,
+    /// So much of the database file has certainly been written: a checkpoint that a reader keeps from its end leaves holes.
+    settled_len: u64,
     /// The row of the table `store` in the database file, and the page that it is on: the identity never changes, and the
     /// number of the WAL cycle never falls.
     identity: [u8; 16],
@@ -41,8 +43,13 @@ pub(super) struct FileIdentity {
 
 type FileId = (u64, u64);
 
-/// How many frames of the WAL are looked at.
+/// How many frames of the WAL are looked at, and how many pages of the database at least; there are never more than twice as
+/// many.
 const SAMPLES: i32 = 64;
+const PAGE_SAMPLES: u64 = 32;
+
+/// How far apart the frames are that are looked at among those of the time since the last check.
+const NEW_FRAMES: usize = 16;
 
 /// A problem with the WAL is looked at so often: another process may be writing to it.
 const LOOKS: usize = 3;
@@ -100,6 +107,7 @@ impl FileIdentity {
             wal_mark: None,
             shared_memory_id: id("-shm")?,
             database_len: database.metadata()?.len(),
+            settled_len: 0,
             real,
             database,
             identity,
@@ -110,6 +118,9 @@ impl FileIdentity {
         };
         files.find_page(connection).map_err(io::Error::other)?;
         files.has_identity(); // so that the first check knows the WAL cycle
+        if wal_frames_now(connection).is_some_and(|(frames, moved)| frames == moved) {
+            files.settled_len = files.database_len;
+        }
         Ok(files)
     }
 
@@ -134,15 +145,21 @@ impl FileIdentity {
                 return Err(Accident::CompanionElsewhere(path));
             }
         }
+        let (len_before, salts_before) = (self.database_len, self.salts());
         if !self.has_content(connection) {
             return Err(Accident::ContentDestroyed(self.real.clone()));
         }
         // Another process may have started the WAL again from its beginning, perhaps just now.
         let has_frames = self.has_frames(wal_frames)
-            || (1..LOOKS)
-                .any(|_| wal_frames_now(connection).is_none_or(|frames| self.has_frames(frames)));
+            || (1..LOOKS).any(|_| {
+                wal_frames_now(connection).is_none_or(|(frames, _)| self.has_frames(frames))
+            });
         if !has_frames {
             return Err(Accident::ContentDestroyed(with_suffix(&self.real, "-wal")));
+        }
+        if salts_before.is_some() && salts_before != self.salts() {
+            // The WAL was started again, so all of it had been moved into the database.
+            self.settled_len = len_before.min(self.database_len);
         }
         Ok(())
     }
@@ -168,8 +185,33 @@ impl FileIdentity {
             return false;
         }
         self.database_len = len;
-        // `VACUUM` by another program may have moved the page.
-        self.has_identity() || (self.find_page(connection).is_ok() && self.has_identity())
+        self.settled_len = self.settled_len.min(len);
+        // `VACUUM` by another program may have moved the page, and left pages that were never written.
+        (self.has_identity() || (self.find_page(connection).is_ok() && self.has_identity()))
+            && (self.has_pages() || has_free_pages(connection))
+    }
+
+    /// False if the database file has a hole: after a truncation a checkpoint goes on writing where a page belongs. The same pages
+    /// are looked at each time, until the database is twice as large, so that they are in memory.
+    fn has_pages(&self) -> bool {
+        /// The page with this byte is never written.
+        const LOCK_BYTE: u64 = 1 << 30;
+        let size = self.page.len() as u64;
+        let pages = self.settled_len / size;
+        let distance = (pages / PAGE_SAMPLES).next_power_of_two().max(1);
+        let mut samples = (0..pages).step_by(usize::try_from(distance).unwrap_or(usize::MAX));
+        samples.all(|page| {
+            let mut start = [0; 16];
+            let offset = page * size;
+            let read = self.database.read_exact_at(&mut start, offset);
+            read.is_err() || start != [0; 16] || offset == LOCK_BYTE || !self.is_zero(offset)
+        })
+    }
+
+    fn is_zero(&self, offset: u64) -> bool {
+        let mut page = vec![0; self.page.len()];
+        let read = self.database.read_exact_at(&mut page, offset);
+        read.is_ok() && page.iter().all(|byte| *byte == 0)
     }
 
     /// The header has the number of pages.
@@ -222,12 +264,17 @@ impl FileIdentity {
             .map(|number| wal_frames - number * distance)
             .take_while(|frame| *frame > 0);
         let marked = self.wal_mark.filter(|(_, marked)| *marked == salts);
-        let has_all = header.starts_with(&WAL_MAGIC)
-            && samples.chain(marked.map(|(frame, _)| frame)).all(has_frame);
+        let new = marked.map_or(1, |(frame, _)| frame)..=wal_frames;
+        let has_all =
+            header.starts_with(&WAL_MAGIC) && samples.chain(new.step_by(NEW_FRAMES)).all(has_frame);
         if has_all {
             self.wal_mark = Some((wal_frames, salts));
         }
         has_all
+    }
+
+    fn salts(&self) -> Option<[u8; 8]> {
+        self.wal_mark.map(|(_, salts)| salts)
     }
 
     /// Where a frame begins; they are counted from 1.
@@ -259,10 +306,16 @@ fn row_of_store(page: &[u8]) -> Option<(&[u8], u64)> {
     Some((identity, cycle))
 }
 
-/// The length of the WAL as all processes know it.
-fn wal_frames_now(connection: &Connection) -> Option<i32> {
+fn has_free_pages(connection: &Connection) -> bool {
+    let count = connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, i64>(0));
+    count.is_ok_and(|count| count > 0)
+}
+
+/// The length of the WAL as all processes know it, and how much of it is in the database file as well.
+fn wal_frames_now(connection: &Connection) -> Option<(i32, i32)> {
     let sql = "PRAGMA wal_checkpoint(NOOP)";
-    connection.query_row(sql, [], |row| row.get(1)).ok()
+    let frames = connection.query_row(sql, [], |row| Ok((row.get(1)?, row.get(2)?)));
+    frames.ok()
 }
 
 fn is(path: &Path, expected: FileId) -> bool {

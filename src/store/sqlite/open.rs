@@ -19,8 +19,8 @@ use crate::fs::{
 };
 use crate::store::contract::Footprint;
 use crate::store::error::OpenError;
-use crate::store::sqlite::session::{self, Lock, Session};
-use crate::store::sqlite::{rows, wal_check};
+use crate::store::sqlite::rows;
+use crate::store::sqlite::session::{self, Damage, Lock, Session};
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
 /// transaction.
@@ -96,7 +96,7 @@ pub(super) fn at_rest(path: &Path) -> Result<Connection, OpenError> {
     if !path.exists() {
         return Err(OpenError::NoFile(name));
     }
-    session::check_wal(&real(path)?)?;
+    session::check_wal(&real(path)?, Damage::Accepted)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     match is_at_rest(&connection, path) {
@@ -136,7 +136,7 @@ pub(super) fn accept_loss(path: &Path) -> Result<(), OpenError> {
     }
     let real = real(path)?;
     check_no_orphan(&real)?;
-    session::check_wal(&real)?;
+    session::check_wal(&real, Damage::Accepted)?;
     let lock = Lock::take(&real)?;
     let mut connection = connect_locked(path)?;
     upgrade(&mut connection, path)?;
@@ -235,12 +235,8 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
 fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     let real = real(path)?;
     check_no_orphan(&real)?;
-    let wal = with_suffix(&real, "-wal");
-    if wal_check::is_damaged(&wal).map_err(failed_to("read", &wal))? {
-        return Err(OpenError::LogDamaged(wal.display().to_string()));
-    }
     check_one_name(&real)?;
-    session::check_wal(&real)?;
+    session::check_wal(&real, Damage::Rejected)?;
     let connection = connect_locked(path)?;
     session::check_complete(&connection, &real)?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;

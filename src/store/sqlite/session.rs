@@ -345,10 +345,17 @@ const ENCODED: AsciiSet = NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_');
 
+/// Whether a WAL may be used that can no longer be read to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Damage {
+    Accepted,
+    Rejected,
+}
+
 /// Checks that the WAL next to a database belongs to it: SQLite would apply any. Nothing is changed, whatever is found.
 ///
 /// While the store is served this is not checked: then the WAL changes all the time, and it was checked at the start.
-pub(super) fn check_wal(store: &Path) -> Result<(), OpenError> {
+pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
     let wal = with_suffix(store, "-wal");
     if is_empty(&wal) {
         return Ok(());
@@ -357,6 +364,9 @@ pub(super) fn check_wal(store: &Path) -> Result<(), OpenError> {
     let Ok(Some([_, database])) = Lock::take_if_free(store) else {
         return Ok(());
     };
+    if damage == Damage::Rejected && wal_check::is_damaged(&wal).map_err(failed_to("read", &wal))? {
+        return Err(OpenError::LogDamaged(wal.display().to_string()));
+    }
     let foreign = || OpenError::ForeignWal {
         database: store.display().to_string(),
         wal: wal.display().to_string(),

@@ -14,7 +14,7 @@ const HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
 const PAGE: u32 = 4096;
 
-/// A server may be writing while this reads, so a first impression is looked at again.
+/// A command may be writing while this reads, so a first impression is looked at again.
 const LOOKS: usize = 3;
 
 /// Whether something that was synced can no longer be read from this log.

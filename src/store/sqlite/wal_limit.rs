@@ -49,23 +49,33 @@ impl WalLimit {
         }
     }
 
-    /// Has a WAL of this many frames reset if it has reached the ceiling, or half of it for the first time. `reset` returns false if a
-    /// reader prevents it. Returns whether the WAL was reset; fails if it is as long as it may be.
+    /// True if a WAL of this many frames is to be reset: it has reached the ceiling, or half of it for the first time.
+    pub(super) fn is_reached(&self, frames: i32) -> bool {
+        let used = self.used(frames);
+        used == Use::All || used > self.use_logged
+    }
+
+    fn used(&self, frames: i32) -> Use {
+        let frames = u64::try_from(frames).unwrap_or_default();
+        if frames < self.frames_max / 2 {
+            Use::Little
+        } else if frames < self.frames_max {
+            Use::Half
+        } else {
+            Use::All
+        }
+    }
+
+    /// Has the WAL reset if the limit is reached. `reset` returns false if a reader prevents it. Returns whether the WAL was reset;
+    /// fails if it is as long as it may be.
     pub(super) fn enforce(
         &mut self,
         frames: i32,
         connection: &Connection,
         reset: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<bool, StoreError> {
-        let frames = u64::try_from(frames).unwrap_or_default();
-        let used = if frames < self.frames_max / 2 {
-            Use::Little
-        } else if frames < self.frames_max {
-            Use::Half
-        } else {
-            Use::All
-        };
-        if used < Use::All && used <= self.use_logged {
+        let used = self.used(frames);
+        if !self.is_reached(frames) {
             if used < self.use_logged {
                 self.log_reset();
             }
@@ -78,7 +88,7 @@ impl WalLimit {
         let held_by = readers(connection.path());
         if used > self.use_logged {
             self.use_logged = used;
-            self.log_use(frames, &held_by);
+            self.log_use(frames.unsigned_abs().into(), &held_by);
         }
         match used {
             Use::All => Err(StoreError::Full(Box::new(WalFull {

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::accidents::{Case, Row, STOP_LIMIT, beside, is_sentence, wait_for_adds, within};
@@ -129,7 +130,7 @@ pub fn rows() -> Vec<Row> {
         }),
         Row::new(
             "content destroyed under a server",
-            "another store, or an older copy of the database, copied over it in place; the database truncated to 0 bytes and by half",
+            "another store, or an older copy of the database, copied over it in place; the database truncated to 0 bytes and by half; its second half overwritten by zeros",
             STOPS,
         )
         .case("overwritten in place", move |case| {
@@ -162,6 +163,21 @@ pub fn rows() -> Vec<Row> {
             accident(case, Kept::Destroyed, |case| {
                 let len = fs::metadata(case.path(database)).expect("a file").len();
                 truncate(&case.path(database), len / 2);
+            });
+        })
+        .case("second half overwritten by zeros", move |case| {
+            // So many that the second half is all plants.
+            let (mut server, running) = serve(case);
+            wait_for_adds(&running, 3000);
+            case.ledger.append(running.stop());
+            assert!(server.terminate().success());
+            accident(case, Kept::Destroyed, |case| {
+                let file = OpenOptions::new().write(true).open(case.path(database));
+                let file = file.expect("a file");
+                let len = file.metadata().expect("a file").len();
+                let half = len / 2;
+                let zeros = vec![0; usize::try_from(len - half).expect("a length")];
+                file.write_all_at(&zeros, half).expect("a file");
             });
         }),
         Row::new(
@@ -406,7 +422,10 @@ fn rescued(case: &Case, said: &str) -> Option<PathBuf> {
 }
 
 fn last_words(said: &str) -> &str {
-    said.trim_end().lines().next_back().unwrap_or_default()
+    let mut lines = said.lines().rev();
+    lines
+        .find(|line| line.starts_with("plantstore: "))
+        .unwrap_or(said)
 }
 
 /// What the operator does next with a rescued copy: it is a backup.

@@ -348,7 +348,11 @@ impl Server {
     }
 
     pub fn wait_for_exit(&mut self) -> ExitStatus {
-        wait_for_exit(&mut self.child)
+        let status = wait_for_exit(&mut self.child);
+        wait_until("its standard error is read", || {
+            Arc::strong_count(&self.seen) == 1
+        });
+        status
     }
 
     pub fn has_ended(&mut self) -> bool {
