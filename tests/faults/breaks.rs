@@ -79,8 +79,8 @@ const BREAKS_OF_FILES: [(Break, &str); 2] = [
         (
             "no-file-identity-check",
             "src/store/sqlite.rs",
-            ".filter(|files| files.is_due())",
-            ".filter(|_| false)",
+            "let Some(files) = &mut self.files else {",
+            "let Some(files) = self.files.as_mut().filter(|_| false) else {",
         ),
         "database file deleted under a server: deleted",
     ),
