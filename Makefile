@@ -7,8 +7,8 @@ DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer
 
-# What the black-box tests say of the service, they say of it over PostgreSQL too.
-ON_BOTH_STORES := contract:: errors:: tokens:: serving:: log:: watching:: moving:: copying:: looking:: saving:: outage:: shipping::systemd_is_told
+# Test modules that run against PostgreSQL as well as SQLite.
+ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: packaging::systemd
 
 .PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-backup bench-import instructions bench-build package clean
 

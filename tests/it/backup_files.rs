@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Instant;
 
+use crate::backup::{add_large, files};
 use crate::harness::{PATIENCE, Server, directory, open, plants, plantstore, run, run_ok};
-use crate::saving::{add_large, files};
 
 const PLANT: &str = r#"{"id":7,"name":"Monstera deliciosa"}"#;
 

@@ -1,32 +1,31 @@
-//! Black-box tests of the real binary: a file a subject, facts as names.
+//! Black-box tests of the real binary: one subject per file, each test named after the fact that it checks.
 
 mod architecture;
+mod backup;
 mod backup_files;
-mod catalogue;
 mod clock;
 mod command_line;
+mod connections;
 mod contract;
-mod copying;
+mod copy;
 mod damage;
-mod defects;
+mod database_file;
 mod docs_page;
+mod error_catalogue;
 mod errors;
 mod faults;
 mod first_run;
 #[allow(dead_code, reason = "the fault suite uses the rest")]
 mod harness;
-
-mod log;
-mod looking;
-mod moving;
+mod import_export;
+mod list;
+mod logging;
+mod monitoring;
 mod operations;
 mod outage;
+mod packaging;
+mod panics;
 mod postgres;
 mod readme;
-mod saving;
-mod serving;
-mod shipping;
-mod store;
 mod tokens;
 mod wal_limit;
-mod watching;

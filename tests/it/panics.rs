@@ -1,4 +1,4 @@
-//! A defect of ours is a 50000, and no more than that.
+//! A panic in a request handler is a 50000 response and does not affect the next request.
 
 use std::sync::Arc;
 use std::time::Duration;

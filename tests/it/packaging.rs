@@ -312,7 +312,7 @@ fn message(socket: &UnixDatagram) -> String {
 }
 
 #[test]
-fn systemd_is_told_ready_once_connections_are_taken_and_stopping_once_they_are_drained() {
+fn systemd_is_notified_once_connections_are_accepted_and_when_the_drain_begins() {
     let directory = directory();
     let systemd = service_manager(directory.path());
     run_ok(directory.path(), &["token", "create", "x"]);

@@ -256,7 +256,7 @@ fn rejected_rows_can_be_corrected_and_imported() {
             corrected,
             format!("added {added}, already there 0, taken 0, invalid 0\n")
         );
-        let left: Vec<_> = crate::saving::files(place);
+        let left: Vec<_> = crate::backup::files(place);
         assert!(!left.iter().any(|name| name.ends_with("-tmp")), "{left:?}");
     }
 }
