@@ -40,7 +40,7 @@ impl Backup {
         backup.settle()?;
 
         let mut copy = Store::open(&backup.location())?;
-        copy.give_way()?;
+        copy.throttle()?;
         let (checked, problems) = verify(&mut copy)?;
         drop(copy);
         if problems > 0 {

@@ -25,7 +25,7 @@ use crate::cli::progress::Progress;
 use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
 use crate::exchange::{Format, Reader};
 use crate::store::{
-    Addition, OpenError, Outcome, Rehearsal, Store, StoreError, TokenId, TokenRecord, WalFull,
+    Addition, DryRun, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
 };
 use crate::telemetry::say;
 use crate::token::Token;
@@ -174,7 +174,7 @@ impl Import {
 
     fn sink(&self) -> anyhow::Result<Sink> {
         let location = &self.store.store;
-        let rehearsal = (self.dry_run || self.strict).then(Rehearsal::new);
+        let rehearsal = (self.dry_run || self.strict).then(DryRun::new);
         let rehearsal = rehearsal
             .transpose()
             .context("cannot make a temporary file")?;
@@ -281,7 +281,7 @@ struct Sink {
     /// None, if nothing is to be stored.
     token: Option<TokenId>,
     /// Of what must be known before it is stored.
-    rehearsal: Option<Rehearsal>,
+    rehearsal: Option<DryRun>,
 }
 
 impl Sink {
@@ -295,7 +295,8 @@ impl Sink {
     /// Stores a batch, or finds out what would become of it. If a problem is to end it, what follows the first is left out.
     fn take(&mut self, batch: &mut Batch, is_strict: bool) -> Result<Vec<Outcome>, StoreError> {
         let mut rehearsed = self.rehearse(&batch.additions)?;
-        let is_refused = |outcome: &Outcome| matches!(outcome, Outcome::Taken | Outcome::Damaged);
+        let is_refused =
+            |outcome: &Outcome| matches!(outcome, Outcome::Conflict | Outcome::Damaged);
         if is_strict && let Some(refused) = rehearsed.iter().position(is_refused) {
             batch.cut_after(refused);
             rehearsed.truncate(refused + 1);

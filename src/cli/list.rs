@@ -10,7 +10,7 @@ use crate::cli::newest::Newest;
 use crate::cli::output::{Table, print, terminal_columns};
 use crate::cli::text::{cut, printable, width};
 use crate::config::{StoreSettings, duration};
-use crate::store::{Place, Store, Wanted};
+use crate::store::{Cursor, Filter, Store};
 use crate::telemetry::say;
 
 /// Plants that are read and shown at a time: any of them may be long.
@@ -53,7 +53,7 @@ pub(super) struct List {
 #[derive(Debug, Clone, Copy)]
 enum Before {
     /// After this one.
-    Plant(Place),
+    Plant(Cursor),
     /// With the plants that were added before this time.
     Time(Timestamp),
 }
@@ -62,12 +62,12 @@ impl List {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut store = Store::open(&self.store.store)?;
         let (before, until) = match self.before {
-            Some(Before::Plant(place)) => (place, Place::END),
-            Some(Before::Time(time)) => (Place::END, Place::at(time)),
-            None => (Place::END, Place::END),
+            Some(Before::Plant(place)) => (place, Cursor::END),
+            Some(Before::Time(time)) => (Cursor::END, Cursor::at(time)),
+            None => (Cursor::END, Cursor::END),
         };
-        let wanted = Wanted {
-            since: self.since.map_or(Place::FIRST, Place::at),
+        let wanted = Filter {
+            since: self.since.map_or(Cursor::FIRST, Cursor::at),
             until,
             before,
             tag: self.tag,

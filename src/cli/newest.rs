@@ -2,7 +2,7 @@
 //! at all of them. A rare tag in a large store would be a walk of minutes, from one end of the disk to the other.
 
 use crate::cli::progress::Progress;
-use crate::store::{Place, Store, StoreError, Wanted};
+use crate::store::{Cursor, Filter, Store, StoreError};
 
 /// Plants in one step along the index.
 const STEP_LEN: u32 = 1000;
@@ -18,7 +18,7 @@ const FOUND_MAX: u32 = 1_000_000;
 
 pub(super) struct Newest {
     /// What is left to look for.
-    wanted: Wanted,
+    wanted: Filter,
     /// How many of them are wanted at most, in all.
     len: u64,
     found: u64,
@@ -27,7 +27,7 @@ pub(super) struct Newest {
 }
 
 impl Newest {
-    pub(super) fn of(wanted: Wanted, len: u64) -> Self {
+    pub(super) fn of(wanted: Filter, len: u64) -> Self {
         Self {
             wanted,
             len,
@@ -38,7 +38,7 @@ impl Newest {
     }
 
     /// Where the next of them stand, in order; none at the end.
-    pub(super) fn next_page(&mut self, store: &mut Store) -> Result<Vec<Place>, StoreError> {
+    pub(super) fn next_page(&mut self, store: &mut Store) -> Result<Vec<Cursor>, StoreError> {
         while !self.is_over {
             let found = if self.walking_pays() {
                 self.walk(store)?
@@ -58,7 +58,7 @@ impl Newest {
         self.is_over
     }
 
-    fn walk(&mut self, store: &mut Store) -> Result<Vec<Place>, StoreError> {
+    fn walk(&mut self, store: &mut Store) -> Result<Vec<Cursor>, StoreError> {
         let len = match u32::try_from(self.left()) {
             Ok(left) if self.wanted.is_any() => left.min(STEP_LEN),
             _ => STEP_LEN,
@@ -69,7 +69,7 @@ impl Newest {
         Ok(walk.found)
     }
 
-    fn search(&mut self, store: &mut Store) -> Result<Vec<Place>, StoreError> {
+    fn search(&mut self, store: &mut Store) -> Result<Vec<Cursor>, StoreError> {
         let len = u32::try_from(self.left())
             .unwrap_or(FOUND_MAX)
             .min(FOUND_MAX);
@@ -86,7 +86,7 @@ impl Newest {
     }
 
     /// What comes next stands before this one; nothing does, if there is none.
-    fn go_on_from(&mut self, last: Option<Place>) -> Result<(), StoreError> {
+    fn go_on_from(&mut self, last: Option<Cursor>) -> Result<(), StoreError> {
         match last {
             // In an index that is damaged there may be a circle.
             Some(last) if last >= self.wanted.before => {

@@ -65,7 +65,7 @@ struct Summary<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     database_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    log_bytes: Option<u64>,
+    wal_bytes: Option<u64>,
     days: Vec<Day>,
     /// Plants that are dated after today.
     future: u64,
@@ -105,7 +105,7 @@ impl<'a> Summary<'a> {
             tags,
             tokens: statistics.tokens,
             database_bytes: statistics.database_bytes,
-            log_bytes: statistics.log_bytes,
+            wal_bytes: statistics.wal_bytes,
             days: days.each().zip(statistics.days).map(day).collect(),
             future: statistics.future,
         }
@@ -126,7 +126,7 @@ impl<'a> Summary<'a> {
             ["without a tag".to_owned(), count(self.without_tag)],
             ["tokens".to_owned(), count(self.tokens)],
         ];
-        let sizes = [("database", self.database_bytes), ("log", self.log_bytes)];
+        let sizes = [("database", self.database_bytes), ("log", self.wal_bytes)];
         for (name, size) in sizes {
             totals.extend(size.map(|size| [name.to_owned(), bytes(size)]));
         }

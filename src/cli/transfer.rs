@@ -89,7 +89,7 @@ pub(super) fn copy(from: &mut Side, to: &mut Side, target: Target) -> anyhow::Re
             }
             missing.push(transfer.translated(plant, from)?);
         }
-        to.store.keep_plants(&missing)?;
+        to.store.insert_plants(&missing)?;
         progress.advance(page.len());
     }
     Ok(transfer)

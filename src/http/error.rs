@@ -282,10 +282,10 @@ impl From<StoreError> for ApiError {
         let answer = match &error {
             StoreError::Damaged(_) => return Self::defect(chain(&error)),
             StoreError::Busy(_) => Self::busy(),
-            StoreError::Unknown(cause) | StoreError::Failed(cause) => {
+            StoreError::Unknown(cause) | StoreError::Fatal(cause) => {
                 return Self::unreachable().caused_by(chain(&**cause));
             }
-            StoreError::Full(_) | StoreError::Unreachable(_) | StoreError::Unusable(_) => {
+            StoreError::Full(_) | StoreError::Unavailable(_) | StoreError::Unusable(_) => {
                 Self::unreachable()
             }
         };

@@ -73,7 +73,7 @@ impl Tokens {
         let read = tokio::time::timeout(self.0.read_timeout, read).await;
         read.unwrap_or_else(|_| {
             let cause = format!("a token was not read within {:?}", self.0.read_timeout);
-            Err(self.unread(StoreError::Unreachable(cause.into())))
+            Err(self.unread(StoreError::Unavailable(cause.into())))
         })
     }
 

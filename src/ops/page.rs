@@ -148,7 +148,7 @@ impl Page {
         );
         self.value(footprint.database);
         self.gauge("plantstore_store_wal_size_bytes", "Size of its WAL file.");
-        self.value(footprint.log);
+        self.value(footprint.wal);
         self.gauge(
             "plantstore_store_wal_max_bytes",
             "Size of the WAL from which on adds are rejected.",

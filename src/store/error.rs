@@ -25,7 +25,7 @@ pub enum StoreError {
     Busy(#[source] Cause),
     /// Nothing was stored: there is no connection to the database, and none could be made in time.
     #[error("the store cannot be reached")]
-    Unreachable(#[source] Cause),
+    Unavailable(#[source] Cause),
     /// Nothing was stored: the database rejects the connection or the statement, or the disk rejects the write, and
     /// will until a person has changed something.
     #[error("the store cannot be used")]
@@ -42,7 +42,7 @@ pub enum StoreError {
     /// The batch may or may not be stored, and this process must not use the store again: after a failed
     /// fsync the page cache no longer tells what is on disk.
     #[error("the store failed")]
-    Failed(#[source] Cause),
+    Fatal(#[source] Cause),
 }
 
 /// Why nothing is written: the WAL is as long as it may be.
@@ -69,7 +69,7 @@ impl From<rusqlite::Error> for StoreError {
             // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the WAL
             // has no commit without its last frame.
             _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Self::Unusable(error.into()),
-            _ => Self::Failed(error.into()),
+            _ => Self::Fatal(error.into()),
         }
     }
 }

@@ -2,13 +2,12 @@
 //! as added, or as there already, is on disk; when it fails, its error says whether anything can
 //! have been stored.
 
-mod contract;
+mod dry_run;
 mod error;
 mod postgres;
-mod rehearsal;
-mod search;
+mod query;
 mod sqlite;
-mod url;
+mod types;
 
 use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
@@ -18,14 +17,14 @@ use jiff::Timestamp;
 
 use crate::token::TokenDigest;
 
-pub use contract::{
+pub use dry_run::DryRun;
+pub use error::{OpenError, SaveError, StoreError, WalFull, chain};
+pub use query::{Cursor, Days, Filter, Statistics, Walk};
+pub use sqlite::{BackupFile, Restoration};
+pub use types::{
     Addition, Checked, Finding, Footprint, Found, Location, NewToken, Outcome, Page, PlantRecord,
     TokenId, TokenRecord,
 };
-pub use error::{OpenError, SaveError, StoreError, WalFull, chain};
-pub use rehearsal::Rehearsal;
-pub use search::{Days, Place, Statistics, Walk, Wanted};
-pub use sqlite::{BackupFile, Restoration};
 
 use postgres::Postgres;
 use sqlite::Sqlite;
@@ -271,7 +270,7 @@ impl Store {
 
     /// Looks at so many of the newest plants of a time, for those that are wanted: along the index, so that it
     /// takes no longer in a larger store.
-    pub fn walk(&mut self, wanted: &Wanted, len: u32) -> Result<Walk, StoreError> {
+    pub fn walk(&mut self, wanted: &Filter, len: u32) -> Result<Walk, StoreError> {
         match self {
             Self::Sqlite(store) => store.walk(wanted, len),
             Self::Postgres(store) => store.walk(wanted, len),
@@ -282,10 +281,10 @@ impl Store {
     /// it has read, if it knows.
     pub fn search(
         &mut self,
-        wanted: &Wanted,
+        wanted: &Filter,
         len: u32,
         read: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Place>, StoreError> {
+    ) -> Result<Vec<Cursor>, StoreError> {
         match self {
             Self::Sqlite(store) => store.search(wanted, len, read),
             Self::Postgres(store) => store.search(wanted, len),
@@ -313,10 +312,10 @@ impl Store {
     }
 
     /// Keeps plants of another store as they are; leaves what is there.
-    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+    pub fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
         match self {
-            Self::Sqlite(store) => store.keep_plants(plants),
-            Self::Postgres(store) => store.keep_plants(plants),
+            Self::Sqlite(store) => store.insert_plants(plants),
+            Self::Postgres(store) => store.insert_plants(plants),
         }
     }
 
@@ -351,9 +350,9 @@ impl Store {
     }
 
     /// From now on whatever takes long leaves most of the time to others.
-    pub fn give_way(&mut self) -> Result<(), StoreError> {
+    pub fn throttle(&mut self) -> Result<(), StoreError> {
         match self {
-            Self::Sqlite(store) => store.give_way(),
+            Self::Sqlite(store) => store.throttle(),
             Self::Postgres(_) => Ok(()), // the time is another machine's
         }
     }

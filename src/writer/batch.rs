@@ -129,8 +129,8 @@ impl Batch {
             Ok(outcomes) => {
                 let answers = self.additions.into_iter().zip(outcomes);
                 let answers = answers.map(|(addition, outcome)| match outcome {
-                    Outcome::Added | Outcome::AlreadyThere => Ok(addition.plant.plant),
-                    Outcome::Taken => Err(AddError::Taken),
+                    Outcome::Added | Outcome::Replayed => Ok(addition.plant.plant),
+                    Outcome::Conflict => Err(AddError::Taken),
                     Outcome::Damaged => Err(AddError::Damaged),
                 });
                 send_all(replies.into_iter().zip(answers));
@@ -140,7 +140,7 @@ impl Batch {
                 let answer = AddError::from(&error);
                 send_all(replies.into_iter().map(|reply| (reply, Err(answer))));
                 match error {
-                    StoreError::Failed(_) => Err(error),
+                    StoreError::Fatal(_) => Err(error),
                     _ => Ok(()), // it may work again later, or elsewhere in the store
                 }
             }
@@ -169,7 +169,7 @@ impl Batch {
         let error = match added {
             Ok(_) if has_written || self.probe.is_some() => return health.succeeded(has_written),
             // After a failure for good the process ends, and says why.
-            Ok(_) | Err(StoreError::Failed(_)) => return,
+            Ok(_) | Err(StoreError::Fatal(_)) => return,
             Err(error) => error,
         };
         let cause = error.source().map(chain);
@@ -190,8 +190,8 @@ fn count(added: &Result<Vec<Outcome>, StoreError>, replies: usize, adds: &Adds) 
             for outcome in outcomes.iter().take(replies) {
                 let figure = match outcome {
                     Outcome::Added => &adds.added,
-                    Outcome::AlreadyThere => &adds.already_there,
-                    Outcome::Taken => &adds.taken,
+                    Outcome::Replayed => &adds.already_there,
+                    Outcome::Conflict => &adds.taken,
                     Outcome::Damaged => &adds.damaged,
                 };
                 figure.add(1);

@@ -44,9 +44,9 @@ impl From<&StoreError> for AddError {
     fn from(error: &StoreError) -> Self {
         match error {
             StoreError::Busy(_) => Self::Busy,
-            StoreError::Unreachable(_) | StoreError::Unusable(_) => Self::Unreachable,
+            StoreError::Unavailable(_) | StoreError::Unusable(_) => Self::Unreachable,
             StoreError::Full(_) => Self::Full,
-            StoreError::Unknown(_) | StoreError::Failed(_) => Self::Unknown,
+            StoreError::Unknown(_) | StoreError::Fatal(_) => Self::Unknown,
             StoreError::Damaged(_) => Self::Damaged,
         }
     }

@@ -43,7 +43,7 @@ const BREAKS: [Break; 3] = [
 const BREAKS_OF_POSTGRES: [Break; 2] = [
     (
         "warnings-ignored",
-        "src/store/postgres/link.rs",
+        "src/store/postgres/retry.rs",
         "session.has_warned()",
         "session.has_warned() && false",
     ),
@@ -78,7 +78,7 @@ const BREAKS_OF_FILES: [(Break, &str); 2] = [
     (
         (
             "no-file-identity-check",
-            "src/store/sqlite.rs",
+            "src/store/sqlite/mod.rs",
             "let Some(files) = &mut self.files else {",
             "let Some(files) = self.files.as_mut().filter(|_| false) else {",
         ),

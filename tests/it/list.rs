@@ -385,7 +385,7 @@ fn statistics_count_plants_by_tag_and_by_day() {
         .sum();
     assert_eq!(added, 19);
     assert!(found["database_bytes"].as_u64().expect("a size") > 4096);
-    assert_eq!(found["log_bytes"].is_u64(), !postgres::is_under_test());
+    assert_eq!(found["wal_bytes"].is_u64(), !postgres::is_under_test());
 
     let text = run_ok(server.directory(), &["stats"]);
     assert!(

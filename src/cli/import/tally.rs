@@ -50,11 +50,11 @@ impl Tally {
                     self.added += 1;
                     continue;
                 }
-                Outcome::AlreadyThere => {
+                Outcome::Replayed => {
                     self.already_there += 1;
                     continue;
                 }
-                Outcome::Taken => {
+                Outcome::Conflict => {
                     self.taken += 1;
                     "id: belongs to a different plant"
                 }

@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use tokio::time::timeout;
 
 use crate::plant::Plant;
-use crate::store::contract::{Addition, Outcome, TokenId};
 use crate::store::error::StoreError;
 use crate::store::postgres::client::Param;
-use crate::store::postgres::link::Link;
+use crate::store::postgres::retry::Link;
 use crate::store::postgres::{rows, text};
+use crate::store::types::{Addition, Outcome, TokenId};
 
 /// A replay is a write too: its commit waits for the standby, as that of the first time should have. Sorted, so
 /// that two batches cannot wait for each other. Dated by the clock of the database, which is the same for all nodes.
@@ -92,10 +92,10 @@ impl Link {
                     if is_first && *is_new {
                         Outcome::Added
                     } else {
-                        Outcome::AlreadyThere
+                        Outcome::Replayed
                     }
                 }
-                _ => Outcome::Taken,
+                _ => Outcome::Conflict,
             }
         };
         Ok(batch.iter().map(outcome).collect())
@@ -134,9 +134,9 @@ impl Link {
         let outcome = |addition: &Addition| {
             let stored = there.get(&addition.plant.id)?;
             Some(if *stored == addition.plant.plant {
-                Outcome::AlreadyThere
+                Outcome::Replayed
             } else {
-                Outcome::Taken
+                Outcome::Conflict
             })
         };
         Ok(batch.iter().map(outcome).collect())

@@ -9,12 +9,12 @@ use futures_util::{StreamExt, TryStreamExt};
 use tokio::time::timeout;
 use tokio_postgres::Error;
 
-use crate::store::contract::Page;
 use crate::store::error::StoreError;
 use crate::store::postgres::client::Param;
-use crate::store::postgres::link::Link;
+use crate::store::postgres::retry::Link;
 use crate::store::postgres::rows::plant_record;
 use crate::store::postgres::session::Session;
+use crate::store::types::Page;
 
 /// So many in one statement: some servers end what takes long.
 const STATEMENT_LEN: i64 = 10_000;
@@ -31,7 +31,7 @@ impl Link {
     ) -> Result<(), StoreError> {
         let patience = self.timeout;
         let session = self.session().await;
-        let session = session.map_err(|error| StoreError::Unreachable(error.into()))?;
+        let session = session.map_err(|error| StoreError::Unavailable(error.into()))?;
         let read = Reading { session, patience };
         let done = read.all(hand_over).await;
         // With it goes the transaction.

@@ -1,14 +1,14 @@
 //! Plants and tokens of another store, kept as they are: with who added them, and when.
 
-use crate::store::contract::{PlantRecord, TokenRecord};
 use crate::store::error::StoreError;
 use crate::store::postgres::client::Param;
-use crate::store::postgres::link::Link;
+use crate::store::postgres::retry::Link;
 use crate::store::postgres::text;
+use crate::store::types::{PlantRecord, TokenRecord};
 
 impl Link {
     /// Keeps plants as they are; leaves what is there.
-    pub async fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+    pub async fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
         let column = |value: fn(&PlantRecord) -> i64| plants.iter().map(value).collect::<Vec<_>>();
         let (ids, tokens) = (column(|plant| plant.id), column(|plant| plant.added_by.0));
         let times: Vec<_> = plants.iter().map(|plant| plant.added_at).collect();

@@ -4,9 +4,9 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 
 use crate::plant::Plant;
-use crate::store::contract::{PlantRecord, TokenId, TokenRecord};
 use crate::store::error::StoreError;
 use crate::store::postgres::text;
+use crate::store::types::{PlantRecord, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 /// Of `id, name, tag, added_at, added_by`.

@@ -15,7 +15,7 @@ use crate::store::error::Cause;
 use crate::store::postgres::client::Client;
 use crate::store::postgres::schema::{self, Occasion};
 use crate::store::postgres::tls::Tls;
-use crate::store::url::Url;
+use crate::store::postgres::url::Url;
 
 /// How long the settings that were read are relied upon. Some of them can be changed under an open connection.
 const SETTINGS_HOLD: Duration = Duration::from_secs(1);

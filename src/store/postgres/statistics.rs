@@ -3,9 +3,9 @@
 use tokio_postgres::error::SqlState;
 
 use crate::store::error::StoreError;
-use crate::store::postgres::link::Link;
+use crate::store::postgres::retry::Link;
 use crate::store::postgres::text;
-use crate::store::search::{Days, Statistics, TAGS_MAX};
+use crate::store::query::{Days, Statistics, TAGS_MAX};
 
 const COUNTS: &str =
     "SELECT count(*), count(tag), (SELECT count(*) FROM plantstore.tokens) FROM plantstore.plants";

@@ -2,11 +2,11 @@
 
 use jiff::Timestamp;
 
-use crate::store::contract::{NewToken, TokenRecord};
 use crate::store::error::StoreError;
 use crate::store::postgres::client::Param;
-use crate::store::postgres::link::Link;
+use crate::store::postgres::retry::Link;
 use crate::store::postgres::rows;
+use crate::store::types::{NewToken, TokenRecord};
 use crate::token::TokenDigest;
 
 impl Link {

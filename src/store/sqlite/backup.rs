@@ -8,10 +8,10 @@ use rusqlite::ffi::SQLITE_IOERR_WRITE;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::fs::{AtomicFile, JournalMode, Replace, WriteError, failed_to};
-use crate::store::contract::Location;
 use crate::store::error::SaveError;
 use crate::store::sqlite::open;
-use crate::store::sqlite::pace::Pace;
+use crate::store::sqlite::throttle::Pace;
+use crate::store::types::Location;
 
 /// Pages of 4 KiB between two rests, and how many times as long as the work these are: short, because the log grows.
 const PAGES_A_STEP: i32 = 256;

@@ -17,10 +17,10 @@ use crate::fs::{
     APPLICATION_ID, Content, create_empty, database_of_companion, open_existing, orphan_of,
     resolve_links, sync_directory_of, with_suffix,
 };
-use crate::store::contract::Footprint;
 use crate::store::error::OpenError;
 use crate::store::sqlite::rows;
 use crate::store::sqlite::session::{self, Damage, Lock, Session};
+use crate::store::types::Footprint;
 
 /// How long to wait for another process, such as `plantstore token create`, to end its
 /// transaction.
@@ -214,7 +214,7 @@ pub fn footprint(path: &Path) -> io::Result<Footprint> {
     let log = fs::metadata(with_suffix(&path, "-wal"));
     Ok(Footprint {
         database: fs::metadata(&path)?.len(),
-        log: log.map_or(0, |log| log.len()),
+        wal: log.map_or(0, |log| log.len()),
     })
 }
 

@@ -11,10 +11,10 @@ use crate::fs::{
     AtomicFile, Content, JournalMode, Replace, WriteError, failed_to, give_to_owner_of,
     is_same_file, sync_directory_of, with_suffix,
 };
-use crate::store::contract::Location;
 use crate::store::error::{OpenError, SaveError};
 use crate::store::sqlite::session::{Lock, State, set_clean};
 use crate::store::sqlite::{backup, open};
+use crate::store::types::Location;
 
 /// Bytes between two words about how far it is.
 const CHUNK: usize = 1 << 20;

@@ -7,7 +7,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, Error, OptionalExtension, Row, Statement, params};
 
 use crate::plant::Plant;
-use crate::store::contract::{PlantRecord, TokenId, TokenRecord};
+use crate::store::types::{PlantRecord, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 /// What `plant` reads.

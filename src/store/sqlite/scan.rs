@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, Error, OptionalExtension, params};
 
-use crate::store::contract::Page;
 use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{self, SELECT_FROM, plant_record};
+use crate::store::types::Page;
 
 /// About the time of one turn. Plants can be long or short, and disks fast or slow.
 const TURN: Duration = Duration::from_millis(50);

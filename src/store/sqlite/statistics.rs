@@ -2,13 +2,13 @@
 
 use rusqlite::{Connection, Error, Row};
 
-use crate::store::contract::Found;
-use crate::store::search::{Days, Statistics, TAGS_MAX};
+use crate::store::query::{Days, Statistics, TAGS_MAX};
 use crate::store::sqlite::open::footprint;
+use crate::store::sqlite::query::found;
 use crate::store::sqlite::rows::{SELECT_ALL, plant};
 use crate::store::sqlite::scan::each_range;
-use crate::store::sqlite::search::found;
 use crate::store::sqlite::tally::Tally;
+use crate::store::types::Found;
 
 /// Tags that are told apart at a time, some bytes each.
 const TAGS_APART: usize = 100_000;
@@ -56,7 +56,7 @@ pub(super) fn statistics(
         .and_then(|path| footprint(path.as_ref()).ok())
     {
         all.database_bytes = Some(size.database);
-        all.log_bytes = Some(size.log);
+        all.wal_bytes = Some(size.wal);
     }
     Ok(all)
 }

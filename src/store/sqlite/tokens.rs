@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use rusqlite::{Error, OptionalExtension, Transaction, params};
 
-use crate::store::contract::{NewToken, TokenRecord};
 use crate::store::sqlite::rows::{self, TokenRow};
+use crate::store::types::{NewToken, TokenRecord};
 
 /// Keeps a new token. False when the name is taken.
 pub(super) fn create(transaction: Transaction<'_>, token: &NewToken<'_>) -> Result<bool, Error> {

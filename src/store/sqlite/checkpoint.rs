@@ -140,7 +140,7 @@ impl Mover {
                 let work = || {
                     move_log(&connection)?;
                     let synced = database.sync_data();
-                    synced.map_err(|error| StoreError::Failed(error.into()))
+                    synced.map_err(|error| StoreError::Fatal(error.into()))
                 };
                 while let Ok(()) = asked.recv()
                     && done.send(work()).is_ok()
@@ -207,7 +207,7 @@ pub(super) fn move_log(connection: &Connection) -> Result<(), StoreError> {
 
 fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, StoreError> {
     let done = open::checkpoint(connection, mode).map_err(StoreError::from);
-    if let Err(StoreError::Failed(_)) = &done {
+    if let Err(StoreError::Fatal(_)) = &done {
         // After a failed fsync another one may claim success, so closing must not run a checkpoint.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     }

@@ -6,10 +6,10 @@ use std::collections::BinaryHeap;
 
 use rusqlite::{Connection, Error, OptionalExtension, Row, params};
 
-use crate::store::contract::Found;
-use crate::store::search::{Place, Walk, Wanted};
+use crate::store::query::{Cursor, Filter, Walk};
 use crate::store::sqlite::rows::{self, SELECT_PLANT};
 use crate::store::sqlite::scan::each_range;
+use crate::store::types::Found;
 
 /// Along the index. What is wanted is tested on those that are read, so that their number is bounded; the times are tested in
 /// the index, all of it if need be, because the clock may have been wrong and they need not be in order.
@@ -25,7 +25,7 @@ const SEARCH: &str = "
       AND +added_at >= ?3 AND +added_at < ?4 AND (+batch, +added_at, id) < (?5, ?6, ?7)";
 
 /// Looks at so many of the newest plants of the time.
-pub(super) fn walk(connection: &Connection, wanted: &Wanted, len: u32) -> Result<Walk, Error> {
+pub(super) fn walk(connection: &Connection, wanted: &Filter, len: u32) -> Result<Walk, Error> {
     let mut walk = Walk {
         found: Vec::new(),
         looked_at: 0,
@@ -54,10 +54,10 @@ pub(super) fn walk(connection: &Connection, wanted: &Wanted, len: u32) -> Result
 /// Looks at every plant: where so many of the newest stand that are wanted.
 pub(super) fn search(
     connection: &Connection,
-    wanted: &Wanted,
+    wanted: &Filter,
     len: usize,
     read: &mut dyn FnMut(usize),
-) -> Result<Vec<Place>, Error> {
+) -> Result<Vec<Cursor>, Error> {
     let (tag, name_part) = (&wanted.tag, &wanted.name_part);
     let [since, until] = [wanted.since, wanted.until].map(|place| stored(place).0);
     let (batch, (time, id)) = (wanted.before.batch, stored(wanted.before));
@@ -93,9 +93,9 @@ pub(super) fn found(connection: &Connection, ids: &[i64]) -> Result<Vec<Found>, 
 }
 
 /// Of `batch, added_at, id`.
-fn place(row: &Row<'_>) -> Result<Place, Error> {
+fn place(row: &Row<'_>) -> Result<Cursor, Error> {
     let added_at: i64 = row.get(1)?;
-    Ok(Place {
+    Ok(Cursor {
         batch: row.get(0)?,
         microsecond: added_at.saturating_mul(1000),
         id: row.get(2)?,
@@ -103,7 +103,7 @@ fn place(row: &Row<'_>) -> Result<Place, Error> {
 }
 
 /// A place in milliseconds, such that what stands before it still does.
-fn stored(place: Place) -> (i64, i64) {
+fn stored(place: Cursor) -> (i64, i64) {
     let milliseconds = place.microsecond.div_euclid(1000);
     match place.microsecond.rem_euclid(1000) {
         0 => (milliseconds, place.id),

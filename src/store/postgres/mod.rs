@@ -5,15 +5,16 @@ mod batch;
 mod client;
 mod export;
 mod keep;
-mod link;
+mod query;
+mod retry;
 mod rows;
 mod schema;
-mod search;
 mod session;
 mod statistics;
 mod text;
 mod tls;
 mod tokens;
+pub(super) mod url;
 
 use std::ops::{ControlFlow, RangeInclusive};
 use std::time::Duration;
@@ -22,16 +23,16 @@ use jiff::Timestamp;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
-use crate::store::contract::{
-    Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
-};
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::client::Param;
-use crate::store::postgres::link::Link;
+use crate::store::postgres::retry::Link;
 use crate::store::postgres::session::ConnectError;
 use crate::store::postgres::tls::Tls;
-use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
-use crate::store::url::Url;
+use crate::store::postgres::url::Url;
+use crate::store::query::{Cursor, Days, Filter, Statistics, Walk};
+use crate::store::types::{
+    Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
+};
 use crate::token::TokenDigest;
 
 /// For the first connection at least, in which tables may have to be created.
@@ -229,12 +230,12 @@ impl Postgres {
     }
 
     /// Looks at so many of the newest plants of a time, for those that are wanted.
-    pub fn walk(&mut self, wanted: &Wanted, len: u32) -> Result<Walk, StoreError> {
+    pub fn walk(&mut self, wanted: &Filter, len: u32) -> Result<Walk, StoreError> {
         self.block_on(async |link| link.walk(wanted, len).await)
     }
 
     /// Looks at every plant: where so many of the newest stand that are wanted.
-    pub fn search(&mut self, wanted: &Wanted, len: u32) -> Result<Vec<Place>, StoreError> {
+    pub fn search(&mut self, wanted: &Filter, len: u32) -> Result<Vec<Cursor>, StoreError> {
         self.block_on(async |link| link.search(wanted, len).await)
     }
 
@@ -249,8 +250,8 @@ impl Postgres {
     }
 
     /// Keeps plants of another store as they are; leaves what is there.
-    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
-        self.block_on(async |link| link.keep_plants(plants).await)
+    pub fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        self.block_on(async |link| link.insert_plants(plants).await)
     }
 
     /// Inserts tokens of another store, and merges the state of those that are there already.

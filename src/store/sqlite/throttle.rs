@@ -34,7 +34,7 @@ impl Pace {
 }
 
 /// From now on whatever takes long on this connection leaves most of the time to others.
-pub(super) fn give_way(connection: &mut Connection) -> Result<(), Error> {
+pub(super) fn throttle(connection: &mut Connection) -> Result<(), Error> {
     let mut pace = Pace::new(REST);
     let rest = move || {
         pace.rest();

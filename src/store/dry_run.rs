@@ -3,15 +3,15 @@
 
 use rusqlite::{Connection, params};
 
-use crate::store::contract::{Addition, Outcome};
 use crate::store::error::StoreError;
+use crate::store::types::{Addition, Outcome};
 
 /// What would have been stored by now.
-pub struct Rehearsal {
+pub struct DryRun {
     scratch: Connection,
 }
 
-impl Rehearsal {
+impl DryRun {
     /// With nothing stored.
     pub fn new() -> Result<Self, StoreError> {
         let scratch = Connection::open("")?;
@@ -55,8 +55,8 @@ fn add(scratch: &Connection, addition: &Addition) -> Result<Outcome, StoreError>
         .prepare_cached(select)?
         .query_row(values, |row| row.get(0))?;
     Ok(if is_same {
-        Outcome::AlreadyThere
+        Outcome::Replayed
     } else {
-        Outcome::Taken
+        Outcome::Conflict
     })
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, Error, ErrorCode, Row};
 
-use crate::store::contract::{Checked, Finding};
 use crate::store::sqlite::rows::{SELECT_PLANTS, plant, token};
+use crate::store::types::{Checked, Finding};
 
 /// So many plants are read before it is told.
 const TOLD_AFTER: usize = 1000;

@@ -18,7 +18,7 @@ const DAY_MICROSECONDS: i64 = 86_400_000_000;
 
 /// The position of a plant in the order of `plantstore list`: by batch, then by time, then by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Cursor {
     /// The number of the transaction that added it; 0 in a store that orders plants by time alone.
     pub batch: i64,
     /// When it was added: microseconds since 1970, as precise as any store is.
@@ -27,7 +27,7 @@ pub struct Place {
     pub id: i64,
 }
 
-impl Place {
+impl Cursor {
     /// Before every plant, and within what every engine takes for a time: the year 1.
     pub const FIRST: Self = Self {
         batch: 0,
@@ -63,7 +63,7 @@ impl Place {
 }
 
 /// Such as 2026-11-15T12:00:07.123Z/42: the time and the id, and if it is not 0 the batch.
-impl fmt::Display for Place {
+impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.time(), self.id)?;
         match self.batch {
@@ -73,7 +73,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for Cursor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -93,20 +93,20 @@ impl FromStr for Place {
 
 /// Which plants are looked for.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct Filter {
     /// Added at this time or later.
-    pub since: Place,
+    pub since: Cursor,
     /// Added before this time.
-    pub until: Place,
+    pub until: Cursor,
     /// At an earlier position than this one.
-    pub before: Place,
+    pub before: Cursor,
     /// With this tag.
     pub tag: Option<String>,
     /// With this in their name, just as it is written.
     pub name_part: Option<String>,
 }
 
-impl Wanted {
+impl Filter {
     /// Whether this is one of them, as far as its own words go.
     pub fn matches(&self, plant: &Plant) -> bool {
         let with_tag = self.tag.is_none() || self.tag == plant.tag;
@@ -124,11 +124,11 @@ impl Wanted {
 #[derive(Debug)]
 pub struct Walk {
     /// Those that are wanted, newest first.
-    pub found: Vec<Place>,
+    pub found: Vec<Cursor>,
     /// How many were looked at.
     pub looked_at: u64,
     /// The last of them; none, if there are no more.
-    pub last: Option<Place>,
+    pub last: Option<Cursor>,
 }
 
 /// What there is to say of all plants.
@@ -151,7 +151,7 @@ pub struct Statistics {
     /// What the plants and tokens take on disk, as far as the store can tell.
     pub database_bytes: Option<u64>,
     /// What the log takes beside that, if it is a file of ours.
-    pub log_bytes: Option<u64>,
+    pub wal_bytes: Option<u64>,
 }
 
 impl Statistics {
@@ -210,7 +210,7 @@ mod tests {
             "2026-11-15T12:00:07.123Z/-42/17",
             "2026-11-15T12:00:07Z/-9223372036854775808",
         ] {
-            let place: Place = text.parse().expect("a place");
+            let place: Cursor = text.parse().expect("a place");
             assert_eq!(place.to_string(), text);
         }
         for bad in [
@@ -222,18 +222,18 @@ mod tests {
             "2026-11-15T12:00:07Z/x",
             "2026-11-15T12:00:07Z/1/x",
         ] {
-            assert!(bad.parse::<Place>().is_err(), "{bad}");
+            assert!(bad.parse::<Cursor>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn places_stand_between_the_first_and_the_end() {
         for time in [Timestamp::MIN, Timestamp::UNIX_EPOCH, Timestamp::MAX] {
-            let place = Place::at(time);
-            assert!(place >= Place::FIRST && place <= Place::END);
+            let place = Cursor::at(time);
+            assert!(place >= Cursor::FIRST && place <= Cursor::END);
         }
-        assert_eq!(Place::FIRST.time().to_string(), "0001-01-01T00:00:00Z");
-        assert!(Place::END.time().to_string().starts_with("9999-12-3"));
+        assert_eq!(Cursor::FIRST.time().to_string(), "0001-01-01T00:00:00Z");
+        assert!(Cursor::END.time().to_string().starts_with("9999-12-3"));
     }
 
     #[test]

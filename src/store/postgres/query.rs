@@ -7,12 +7,12 @@ use futures_util::TryStreamExt;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
-use crate::store::contract::Found;
 use crate::store::error::StoreError;
 use crate::store::postgres::client::Param;
-use crate::store::postgres::link::Link;
+use crate::store::postgres::retry::Link;
 use crate::store::postgres::{rows, text};
-use crate::store::search::{Place, Walk, Wanted};
+use crate::store::query::{Cursor, Filter, Walk};
+use crate::store::types::Found;
 
 /// What is wanted is tested on those that are read, so that no plan can make it read more.
 const WALK: &str = "
@@ -33,7 +33,7 @@ const SEARCH: &str = "
 
 impl Link {
     /// Looks at so many of the newest plants of a time, for those that are wanted.
-    pub async fn walk(&mut self, wanted: &Wanted, len: u32) -> Result<Walk, StoreError> {
+    pub async fn walk(&mut self, wanted: &Filter, len: u32) -> Result<Walk, StoreError> {
         let values = Values::of(wanted, len);
         let rows = self
             .until_known(async |session| session.client.query(WALK, &values.all()).await)
@@ -48,7 +48,7 @@ impl Link {
     }
 
     /// Looks at every plant: where so many of the newest stand that are wanted.
-    pub async fn search(&mut self, wanted: &Wanted, len: u32) -> Result<Vec<Place>, StoreError> {
+    pub async fn search(&mut self, wanted: &Filter, len: u32) -> Result<Vec<Cursor>, StoreError> {
         let values = Values::of(wanted, len);
         self.until_known(async |session| {
             let rows = session.client.query_raw(SEARCH, &values.all()).await?;
@@ -85,8 +85,8 @@ struct Values {
 }
 
 impl Values {
-    fn of(wanted: &Wanted, len: u32) -> Self {
-        let before = Place {
+    fn of(wanted: &Filter, len: u32) -> Self {
+        let before = Cursor {
             batch: 0,
             ..wanted.before
         };
@@ -116,8 +116,8 @@ impl Values {
 }
 
 /// Of `added_at, id`.
-fn place(row: &Row) -> Place {
-    Place {
+fn place(row: &Row) -> Cursor {
+    Cursor {
         batch: 0,
         microsecond: row.get::<_, Timestamp>(0).as_microsecond(),
         id: row.get(1),

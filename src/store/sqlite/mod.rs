@@ -2,21 +2,21 @@
 //! is ever reported.
 
 mod backup;
-mod check;
-mod checkpoints;
+mod checkpoint;
 mod clock;
 mod file_identity;
 mod open;
-mod pace;
+mod query;
 mod rescue;
 mod restore;
 mod rows;
 mod scan;
-mod search;
 mod session;
 mod statistics;
 mod tally;
+mod throttle;
 mod tokens;
+mod verify;
 mod wal_check;
 mod wal_limit;
 
@@ -36,17 +36,17 @@ pub use restore::Restoration;
 
 use crate::fs::{Content, open_existing, resolve_links};
 use crate::plant::NewPlant;
-use crate::store::contract::{
-    Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
-};
 use crate::store::error::{OpenError, SaveError, StoreError, chain};
-use crate::store::search::{Days, Place, Statistics, Walk, Wanted};
-use crate::store::sqlite::checkpoints::Checkpoints;
+use crate::store::query::{Cursor, Days, Filter, Statistics, Walk};
+use crate::store::sqlite::checkpoint::Checkpoints;
 use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
 use crate::store::sqlite::rows::PlantRow;
 use crate::store::sqlite::session::{Session, State};
 use crate::store::sqlite::wal_limit::WalLimit;
+use crate::store::types::{
+    Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
+};
 use crate::token::TokenDigest;
 
 /// While plants are copied in, the WAL is moved into the database when it has a quarter of its pages, or this many (64 MiB).
@@ -95,7 +95,7 @@ impl Sqlite {
         Ok(Self::new(open::at_rest(path)?))
     }
 
-    /// Opens a new, empty store in a backup file, to be filled with `keep_tokens` and `keep_plants`.
+    /// Opens a new, empty store in a backup file, to be filled with `keep_tokens` and `insert_plants`.
     pub fn open_to_fill(backup: &BackupFile) -> Result<Self, SaveError> {
         Ok(Self::new(backup.fill()?))
     }
@@ -276,7 +276,7 @@ impl Sqlite {
         let connection = &self.connection;
         let reset = || match &mut self.checkpoints {
             Some(checkpoints) => checkpoints.reset(connection, wal_frames),
-            None => checkpoints::reset(connection),
+            None => checkpoint::reset(connection),
         };
         if self.wal_limit.enforce(wal_frames, connection, reset)? {
             wal_frames = 0;
@@ -297,13 +297,13 @@ impl Sqlite {
         }
         checked.map_err(|accident| {
             let rescued = rescue::rescue(&mut self.connection, files, &accident);
-            StoreError::Failed(format!("{accident}; {rescued}").into())
+            StoreError::Fatal(format!("{accident}; {rescued}").into())
         })
     }
 
     /// If SQLite has failed because of an accident to the files, the accident is the reason to give.
     fn note_failure(&mut self, error: StoreError) -> StoreError {
-        let StoreError::Failed(cause) = error else {
+        let StoreError::Fatal(cause) = error else {
             return error;
         };
         self.has_failed = true;
@@ -314,7 +314,7 @@ impl Sqlite {
             }
             _ => None,
         };
-        StoreError::Failed(match accident {
+        StoreError::Fatal(match accident {
             Some(accident) => format!("{accident}: {}", chain(cause.as_ref())).into(),
             None => cause,
         })
@@ -399,28 +399,23 @@ impl Sqlite {
     }
 
     /// Looks at so many of the newest plants of a time, for those that are wanted.
-    pub fn walk(&mut self, wanted: &Wanted, len: u32) -> Result<Walk, StoreError> {
-        Ok(search::walk(&self.connection, wanted, len)?)
+    pub fn walk(&mut self, wanted: &Filter, len: u32) -> Result<Walk, StoreError> {
+        Ok(query::walk(&self.connection, wanted, len)?)
     }
 
     /// Looks at every plant: where so many of the newest stand that are wanted. Tells how many it has read.
     pub fn search(
         &mut self,
-        wanted: &Wanted,
+        wanted: &Filter,
         len: u32,
         read: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Place>, StoreError> {
-        Ok(search::search(
-            &self.connection,
-            wanted,
-            len as usize,
-            read,
-        )?)
+    ) -> Result<Vec<Cursor>, StoreError> {
+        Ok(query::search(&self.connection, wanted, len as usize, read)?)
     }
 
     /// The plants with these ids, in this order, without those that are not there.
     pub fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
-        Ok(search::found(&self.connection, ids)?)
+        Ok(query::found(&self.connection, ids)?)
     }
 
     /// What there is to say of all plants. Tells how many it has read.
@@ -433,7 +428,7 @@ impl Sqlite {
     }
 
     /// Keeps plants of another store as they are; leaves what is there.
-    pub fn keep_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+    pub fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
         self.prepare_write()?;
         let transaction = write(&mut self.connection)?;
         {
@@ -453,7 +448,7 @@ impl Sqlite {
             .connection
             .pragma_query_value(None, "page_count", |row| row.get::<_, i32>(0))?;
         if wal_pages > (pages / WAL_SHARE).min(WAL_PAGES_MAX) {
-            checkpoints::move_log(&self.connection)?;
+            checkpoint::move_log(&self.connection)?;
         }
         Ok(())
     }
@@ -468,7 +463,7 @@ impl Sqlite {
         // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
         self.connection
             .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        Ok(check::check(&self.connection, tell)?)
+        Ok(verify::check(&self.connection, tell)?)
     }
 
     /// Copies everything as it is at this moment, and tells how many pages of how many it has.
@@ -481,8 +476,8 @@ impl Sqlite {
     }
 
     /// From now on whatever takes long leaves most of the time to others.
-    pub fn give_way(&mut self) -> Result<(), StoreError> {
-        Ok(pace::give_way(&mut self.connection)?)
+    pub fn throttle(&mut self) -> Result<(), StoreError> {
+        Ok(throttle::throttle(&mut self.connection)?)
     }
 }
 
@@ -510,9 +505,9 @@ fn compare(connection: &Connection, plant: &NewPlant) -> Result<Outcome, rusqlit
         let plant = &plant.plant;
         Ok(match rows::plant(row) {
             Some(stored) if stored.name == plant.name && stored.tag == plant.tag.as_deref() => {
-                Outcome::AlreadyThere
+                Outcome::Replayed
             }
-            Some(_) => Outcome::Taken,
+            Some(_) => Outcome::Conflict,
             None => Outcome::Damaged,
         })
     })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::plant::{NewPlant, Plant};
-use crate::store::url::Url;
+use crate::store::postgres::url::Url;
 use crate::token::TokenDigest;
 
 /// Where the plants are kept.
@@ -117,9 +117,9 @@ pub enum Outcome {
     /// It is stored now.
     Added,
     /// The very same plant was stored before.
-    AlreadyThere,
+    Replayed,
     /// The id belongs to a different plant, which was left as it is.
-    Taken,
+    Conflict,
     /// The id belongs to a plant that is no longer what was stored: a disk has changed it.
     Damaged,
 }
@@ -150,7 +150,7 @@ pub struct Footprint {
     /// The database.
     pub database: u64,
     /// The log of what is not in the database yet.
-    pub log: u64,
+    pub wal: u64,
 }
 
 /// A plant that was asked for.

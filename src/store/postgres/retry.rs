@@ -11,7 +11,7 @@ use crate::store::error::{Cause, StoreError, chain};
 use crate::store::postgres::schema::Occasion;
 use crate::store::postgres::session::{ConnectError, Session};
 use crate::store::postgres::tls::Tls;
-use crate::store::url::Url;
+use crate::store::postgres::url::Url;
 
 /// Between two attempts: longer each time, and never quite the same.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -85,7 +85,7 @@ impl Link {
         let mut pause = PAUSE_MIN;
         let mut may_be_stored = false;
         loop {
-            let mut not_stored: fn(Cause) -> StoreError = StoreError::Unreachable;
+            let mut not_stored: fn(Cause) -> StoreError = StoreError::Unavailable;
             let cause: Cause = match timeout_at(deadline, self.session()).await {
                 Err(elapsed) => elapsed.into(),
                 Ok(Err(ConnectError::Away(error))) => error,
@@ -160,7 +160,7 @@ impl Link {
         match reached {
             Ok(()) => self.rewrite().await,
             // It wrote nothing.
-            Err(StoreError::Unknown(cause)) => Err(StoreError::Unreachable(cause)),
+            Err(StoreError::Unknown(cause)) => Err(StoreError::Unavailable(cause)),
             Err(error) => Err(error),
         }
     }
