@@ -6,7 +6,7 @@
 //! 1. [`cli`] turns what was typed into a command.
 //! 2. [`server`] assembles everything, accepts connections, and drains them at the end.
 //! 3. [`config`] is what can be set, each setting once.
-//! 4. [`exchange`] is plants as text, for moving them in and out.
+//! 4. [`formats`] is plants as text, for moving them in and out.
 //! 5. [`http`] is the public interface: the connection, the caller, the body, the answer, and the
 //!    catalogue of errors.
 //! 6. [`ops`] is the private interface: health, readiness and figures.
@@ -17,7 +17,7 @@
 
 pub mod cli;
 pub mod config;
-pub mod exchange;
+pub mod formats;
 pub mod fs;
 pub mod http;
 pub mod metrics;

@@ -1,15 +1,12 @@
-//! `plantstore import`: plants from a file, through the decoding of the service. What is reported as added, or as there
-//! already, is on disk; so it can be run again at any time, and goes on where it was interrupted.
+//! `plantstore import`: plants from a file, through the decoding of the service. What is reported as added or replayed is
+//! on disk, so an import can be run again at any time, and continues where it was interrupted.
 
-mod batches;
-mod rejects;
-mod tally;
-
+use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::Receiver;
-use std::thread;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -17,13 +14,10 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use jiff::Timestamp;
 
-use crate::cli::import::batches::{Batch, Reading};
-use crate::cli::import::rejects::Rejects;
-use crate::cli::import::tally::Tally;
-use crate::cli::output::print;
-use crate::cli::progress::Progress;
+use crate::cli::terminal::{Progress, print};
 use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
-use crate::exchange::{Format, Reader};
+use crate::formats::{COMMENT, Format, Lines, Part, Reader, Rejection};
+use crate::fs::{AtomicFile, Replace, WriteError};
 use crate::store::{
     Addition, DryRun, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
 };
@@ -362,4 +356,317 @@ fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outc
         }
     }
     unreachable!("the last try returns")
+}
+
+/// After so many problems the rest is only counted.
+const TOLD_MAX: u64 = 100;
+
+#[derive(Default)]
+pub(super) struct Tally {
+    is_rehearsal: bool,
+    added: u64,
+    already_there: u64,
+    taken: u64,
+    damaged: u64,
+    /// In lines: a row of a wrong form may have taken in others.
+    invalid: u64,
+    problems: u64,
+}
+
+impl Tally {
+    pub(super) fn new(is_rehearsal: bool) -> Self {
+        Self {
+            is_rehearsal,
+            ..Self::default()
+        }
+    }
+
+    /// Counts a batch, reports its problems, and writes the rejected rows.
+    pub(super) fn take(
+        &mut self,
+        batch: Batch,
+        outcomes: &[Outcome],
+        progress: &Progress,
+        rejects: Option<&mut Rejects>,
+    ) -> io::Result<()> {
+        let mut problems = batch.problems;
+        for problem in problems.iter().filter(|problem| is_end(problem)) {
+            self.invalid += problem.rejection.lines;
+        }
+        for ((lines, raw), outcome) in batch.rows.into_iter().zip(outcomes) {
+            let problem = match outcome {
+                Outcome::Added => {
+                    self.added += 1;
+                    continue;
+                }
+                Outcome::Replayed => {
+                    self.already_there += 1;
+                    continue;
+                }
+                Outcome::Conflict => {
+                    self.taken += 1;
+                    "id: belongs to a different plant"
+                }
+                Outcome::Damaged => {
+                    self.damaged += 1;
+                    "id: belongs to a plant that is damaged; run `plantstore check`"
+                }
+            };
+            problems.push(Problem {
+                lines,
+                rejection: Rejection {
+                    problem: problem.to_owned(),
+                    lines: 1,
+                },
+                raw,
+                part: Part::Whole,
+            });
+        }
+        // The parts of a row stay in their order.
+        problems.sort_by_key(|problem| problem.lines.first);
+        for problem in problems.iter().filter(|problem| is_end(problem)) {
+            self.problems += 1;
+            if self.problems <= TOLD_MAX {
+                progress.say(&format!("{}: {}", problem.lines, problem.rejection.problem));
+            }
+        }
+        match rejects {
+            Some(rejects) => problems
+                .iter()
+                .try_for_each(|problem| rejects.write(&batch.header, problem)),
+            None => Ok(()),
+        }
+    }
+
+    /// Says how many problems have not been told.
+    pub(super) fn tell_rest(&self, progress: &Progress) {
+        if let rest @ 1.. = self.problems.saturating_sub(TOLD_MAX) {
+            progress.say(&format!("and {rest} more problems"));
+        }
+    }
+
+    /// How many were not stored, nor would be.
+    pub(super) fn refused(&self) -> u64 {
+        self.taken + self.damaged + self.invalid
+    }
+
+    /// What those have in common.
+    pub(super) fn fate(&self) -> &'static str {
+        if self.is_rehearsal {
+            "would not be stored"
+        } else {
+            "not stored"
+        }
+    }
+
+    pub(super) fn summary(&self) -> String {
+        let added = if self.is_rehearsal {
+            "would be added"
+        } else {
+            "added"
+        };
+        let mut text = format!(
+            "{added} {}, already there {}, taken {}, invalid {}",
+            self.added, self.already_there, self.taken, self.invalid
+        );
+        if self.damaged > 0 {
+            let _ = write!(text, ", damaged {}", self.damaged);
+        }
+        text.push('\n');
+        text
+    }
+}
+
+/// Whether all of it has been read, so that it is known where it ends.
+fn is_end(problem: &Problem) -> bool {
+    matches!(problem.part, Part::Whole | Part::Last)
+}
+
+/// Bytes that are written at a time.
+const BUFFER_LEN: usize = 64 << 10;
+
+/// A new file that gets its name when it is complete.
+pub(super) struct Rejects {
+    file: AtomicFile,
+    buffer: Vec<u8>,
+    is_empty: bool,
+}
+
+impl Rejects {
+    /// Fails if there is a file of that name. `store` is the database that is imported to, if that is a file.
+    pub(super) fn create(path: &Path, store: Option<&Path>) -> anyhow::Result<Self> {
+        let file = match AtomicFile::create(path, Replace::Nothing, store) {
+            Err(WriteError::Exists(path)) => {
+                bail!("{path} already exists; choose another name for --rejects")
+            }
+            created => created?,
+        };
+        Ok(Self {
+            file,
+            buffer: Vec::new(),
+            is_empty: true,
+        })
+    }
+
+    /// Writes a row, or a part of it.
+    pub(super) fn write(&mut self, header: &[u8], problem: &Problem) -> io::Result<()> {
+        if self.is_empty {
+            self.push(header, true);
+            self.is_empty = false;
+        }
+        if matches!(problem.part, Part::Whole | Part::First) {
+            let (lines, reason) = (problem.lines, &problem.rejection.problem);
+            writeln!(self.buffer, "{COMMENT}{lines}: {reason}")?;
+        }
+        let is_end = matches!(problem.part, Part::Whole | Part::Last);
+        self.push(&problem.raw, is_end);
+        if self.buffer.len() >= BUFFER_LEN {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// The last line of a file may have no end.
+    fn push(&mut self, text: &[u8], is_end: bool) {
+        self.buffer.extend_from_slice(text);
+        if is_end && self.buffer.last().is_some_and(|last| *last != b'\n') {
+            self.buffer.push(b'\n');
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.file().write_all(&self.buffer)?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Gives it its name. Without any row there is no file.
+    pub(super) fn finish(mut self) -> anyhow::Result<()> {
+        if !self.is_empty {
+            self.flush()?;
+            self.file.persist()?;
+        }
+        Ok(())
+    }
+}
+
+/// About the most bytes in one transaction.
+const BYTES_MAX: u64 = 2 << 20;
+
+/// Batches that wait to be stored.
+const AHEAD: usize = 2;
+
+/// Plants that are stored together, and what stood between them.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) additions: Vec<Addition>,
+    /// Where each of them is, and its text if that is kept.
+    pub(super) rows: Vec<(Lines, Vec<u8>)>,
+    /// What is no plant, where, and why.
+    pub(super) problems: Vec<Problem>,
+    /// What belongs before the text of any row: the header of a CSV file.
+    pub(super) header: Vec<u8>,
+    /// How much has been read with it.
+    pub(super) bytes_read: u64,
+}
+
+/// A row that is not stored.
+pub(super) struct Problem {
+    pub(super) lines: Lines,
+    pub(super) rejection: Rejection,
+    /// Its text, if that is kept.
+    pub(super) raw: Vec<u8>,
+    pub(super) part: Part,
+}
+
+impl Batch {
+    /// Where it begins.
+    pub(super) fn line(&self) -> u64 {
+        let problems = self.problems.iter().map(|problem| problem.lines);
+        let rows = self.rows.iter().map(|(lines, _)| *lines);
+        rows.chain(problems).min().map_or(1, |lines| lines.first)
+    }
+
+    /// Leaves out all that stands after this plant.
+    pub(super) fn cut_after(&mut self, last: usize) {
+        let (lines, _) = self.rows[last];
+        self.additions.truncate(last + 1);
+        self.rows.truncate(last + 1);
+        self.problems.retain(|problem| problem.lines < lines);
+    }
+
+    fn len(&self) -> usize {
+        self.additions.len() + self.problems.len()
+    }
+}
+
+/// The thread that reads.
+pub(super) struct Reading(JoinHandle<io::Result<()>>);
+
+impl Reading {
+    /// Starts it. It ends with what there is to read, at the first problem if there must be none, or when nobody takes its
+    /// batches any more.
+    pub(super) fn start(
+        reader: Reader<impl BufRead + Send + 'static>,
+        token: TokenId,
+        len_max: usize,
+        stop_at_problem: bool,
+    ) -> (Self, Receiver<Batch>) {
+        let (sender, batches) = sync_channel(AHEAD);
+        let thread = thread::spawn(move || read(reader, token, len_max, stop_at_problem, &sender));
+        (Self(thread), batches)
+    }
+
+    /// How it ended.
+    pub(super) fn end(self) -> thread::Result<io::Result<()>> {
+        self.0.join()
+    }
+}
+
+fn read(
+    mut reader: Reader<impl BufRead>,
+    token: TokenId,
+    len_max: usize,
+    stop_at_problem: bool,
+    batches: &SyncSender<Batch>,
+) -> io::Result<()> {
+    let (mut batch, mut bytes_before) = (Batch::default(), 0);
+    let ended = loop {
+        let entry = match reader.next_entry() {
+            Ok(Some(entry)) => entry,
+            Ok(None) => break Ok(()),
+            // What was read before it is stored.
+            Err(error) => break Err(error),
+        };
+        match entry.plant {
+            Ok(plant) => {
+                batch.additions.push(Addition { plant, token });
+                batch.rows.push((entry.lines, entry.raw));
+            }
+            Err(rejection) => batch.problems.push(Problem {
+                lines: entry.lines,
+                rejection,
+                raw: entry.raw,
+                part: entry.part,
+            }),
+        }
+        if batch.header.is_empty() {
+            batch.header = reader.header().to_vec();
+        }
+        batch.bytes_read = reader.bytes_read();
+        if stop_at_problem && !batch.problems.is_empty() {
+            break Ok(());
+        }
+        let bytes = batch.bytes_read - bytes_before;
+        if batch.len() >= len_max || bytes >= BYTES_MAX {
+            bytes_before = batch.bytes_read;
+            if batches.send(std::mem::take(&mut batch)).is_err() {
+                return Ok(());
+            }
+        }
+    };
+    if batch.len() > 0 {
+        let _ = batches.send(batch);
+    }
+    ended
 }

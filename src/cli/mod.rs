@@ -2,28 +2,15 @@
 //! command. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
 mod backup;
-mod check;
-mod completions;
 mod copy;
 mod export;
-mod get;
+mod generate;
 mod import;
-mod list;
-mod listed;
-mod man;
-mod migrate;
-mod newest;
-mod openapi;
-mod output;
-mod progress;
+mod plants;
 mod redact;
-mod restore;
 mod serve;
-mod stats;
-mod text;
+mod terminal;
 mod token;
-mod transfer;
-mod verify;
 
 use std::collections::HashMap;
 use std::fs;
@@ -33,8 +20,8 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::cli::output::is_closed_pipe;
 use crate::cli::redact::{redacted, redacted_with};
+use crate::cli::terminal::is_closed_pipe;
 use crate::telemetry;
 use crate::version::VERSION;
 
@@ -58,17 +45,17 @@ enum Subcommands {
     #[command(subcommand)]
     Token(token::TokenCommand),
     /// List plants, newest first, also while the service runs
-    List(list::List),
+    List(plants::List),
     /// Show one plant, with who added it and when
-    Get(get::Get),
+    Get(plants::Get),
     /// Count plants, by tag and by day, and tell what they take on disk
-    Stats(stats::Stats),
+    Stats(plants::Stats),
     /// Copy all that is stored to a file and check that, also while the service runs
     Backup(backup::Backup),
     /// Make a store of a backup, while no service runs
-    Restore(restore::Restore),
+    Restore(backup::Restore),
     /// Read all that is stored and tell what is not as it was stored, also while the service runs
-    Check(check::Check),
+    Check(backup::Check),
     /// Write all plants to a file or a pipe, also while the service runs
     Export(export::Export),
     /// Add plants from a file or a pipe, also while the service runs; safe to run again
@@ -76,13 +63,13 @@ enum Subcommands {
     /// Copy all plants and tokens to another store, and compare
     Copy(copy::Copy),
     /// Make the tables in a database, or bring them up to date; for a role that may
-    Migrate(migrate::Migrate),
+    Migrate(serve::Migrate),
     /// Print the description of the interface (OpenAPI, YAML)
     Openapi,
     /// Print what a shell needs to complete these commands
-    Completions(completions::Completions),
+    Completions(generate::Completions),
     /// Print the manual page, or write those of all commands
-    Man(man::Man),
+    Man(generate::Man),
 }
 
 /// Parses, runs, prints an error once.
@@ -104,7 +91,7 @@ pub fn run() -> ExitCode {
         Subcommands::Import(import) => import.run(),
         Subcommands::Copy(copy) => copy.run(),
         Subcommands::Migrate(migrate) => migrate.run(),
-        Subcommands::Openapi => openapi::run(),
+        Subcommands::Openapi => generate::openapi(),
         Subcommands::Completions(completions) => completions.run(command(&HashMap::new())),
         Subcommands::Man(man) => man.run(command(&HashMap::new())),
     };

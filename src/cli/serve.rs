@@ -1,11 +1,12 @@
-//! `plantstore serve`.
+//! `plantstore serve` and `plantstore migrate`.
 
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 
-use crate::config::Settings;
+use crate::config::{Settings, StoreSettings};
+use crate::store::Store;
 use crate::{server, telemetry};
 
 /// The settings of the service.
@@ -27,5 +28,19 @@ impl Serve {
         // A query that a stuck disk does not answer is not waited for.
         runtime.shutdown_timeout(Duration::from_millis(100));
         ended
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Migrate {
+    #[command(flatten)]
+    store: StoreSettings,
+}
+
+impl Migrate {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        Store::open_or_create(&self.store.store)?;
+        eprintln!("{} is up to date", self.store.store);
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::cli::output::{print, print_durably, table};
+use crate::cli::terminal::{print, print_durably, table};
 use crate::config::{StoreSettings, duration, token_name};
 use crate::store::{NewToken, Store, TokenRecord};
 use crate::token::Token;

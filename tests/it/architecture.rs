@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["lib"],
     &["cli"],
     &["server"],
-    &["config", "exchange"],
+    &["config", "formats"],
     &["http", "ops"],
     &["writer"],
     &["store"],

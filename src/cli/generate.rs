@@ -1,4 +1,4 @@
-//! `plantstore man`: the manual, made from the same descriptions as the help.
+//! `plantstore openapi`, `completions` and `man`: text generated from the contract and from the command line.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -7,11 +7,32 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Command};
+use clap_complete::Shell;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::cli::output::print;
+use crate::cli::terminal::print;
 use crate::fs::{AtomicFile, Replace};
+use crate::http::docs::OPENAPI_YAML;
 use crate::version::COMMIT_DATE;
+
+pub(super) fn openapi() -> anyhow::Result<()> {
+    print(OPENAPI_YAML)
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Completions {
+    /// The shell that is to read it
+    shell: Shell,
+}
+
+impl Completions {
+    /// Of this command line.
+    pub(super) fn run(&self, mut command: Command) -> anyhow::Result<()> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut command, "plantstore", &mut script);
+        print(&String::from_utf8(script)?)
+    }
+}
 
 #[derive(Debug, Args)]
 pub(super) struct Man {

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use crate::exchange::source::{Entry, Lines, Part, Rejection, Source, is_comment};
+use crate::formats::{Entry, Lines, Part, Rejection, Source, is_comment};
 use crate::plant::{NewPlant, Plant};
 
 const COLUMNS: [&str; 3] = ["id", "name", "tag"];

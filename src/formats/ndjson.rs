@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use serde::Serialize;
 
-use crate::exchange::source::{Entry, Lines, Part, Rejection, Source, is_comment};
+use crate::formats::{Entry, Lines, Part, Rejection, Source, is_comment};
 use crate::plant::{NewPlant, Plant};
 
 #[derive(Serialize)]
