@@ -21,8 +21,8 @@ const BREAKS: [Break; 3] = [
         "acknowledged-before-the-commit",
         "src/writer/batch.rs",
         "in_hand.begin(std::mem::take(&mut self.replies));",
-        "let answers = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
-        send_all(std::mem::take(&mut self.replies).into_iter().zip(answers));
+        "let responses = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
+        send_all(std::mem::take(&mut self.replies).into_iter().zip(responses));
         in_hand.begin(Vec::new());",
     ),
     (

@@ -20,13 +20,13 @@ pub enum Told {
     Busy,
     /// 50302: nothing was stored, there is no room.
     Full,
-    /// 50301, or no answer from a service that was not there any more.
+    /// 50301, or no response from a service that was not there any more.
     Nothing,
-    /// No answer on a connection that had been served, and had not been told that it would be closed.
+    /// No response on a connection that had been served, and had not been told that it would be closed.
     Cut,
 }
 
-/// Every attempt and every answer.
+/// Every attempt and every response.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
     attempts: Vec<(Sent, Told)>,

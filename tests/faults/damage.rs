@@ -1,5 +1,5 @@
 //! Files that a disk has changed: cut short, or with bytes that are not what they were. The store is refused, or
-//! `plantstore check` tells; nobody gets a wrong answer.
+//! `plantstore check` tells; nobody gets a wrong response.
 
 use std::fs;
 use std::path::Path;
@@ -179,7 +179,7 @@ fn inspect(original: &Original, place: &Path) -> Vec<String> {
     command.args(["serve", "--listen", "127.0.0.1:0"]);
     match Server::try_start_command(command, place) {
         Ok(mut server) => {
-            wrong.extend(wrong_answers(&server, &original.ledger));
+            wrong.extend(wrong_responses(&server, &original.ledger));
             if server.has_ended() && server.wait_for_exit().code() != Some(1) {
                 wrong.push("wrong: it did not end with 1".to_owned());
             }
@@ -197,7 +197,7 @@ fn inspect(original: &Original, place: &Path) -> Vec<String> {
 
 /// Sends everything again. A 200, a 5xx or a refused token are right, or at least safe; that an id belongs to another would
 /// be wrong, and so would be that a plant is none.
-fn wrong_answers(server: &Server, ledger: &Ledger) -> Vec<String> {
+fn wrong_responses(server: &Server, ledger: &Ledger) -> Vec<String> {
     let token = server.token();
     let mut wrong = Vec::new();
     for sent in ledger.acknowledged() {
@@ -205,12 +205,12 @@ fn wrong_answers(server: &Server, ledger: &Ledger) -> Vec<String> {
             break; // it has ended, as it may
         };
         client.send_as_far_as_it_goes(add_request(&token, body(sent).as_bytes()));
-        let Some(answer) = client.try_answer() else {
+        let Some(response) = client.try_response() else {
             break;
         };
-        if answer.status == 400 {
+        if response.status == 400 {
             wrong.push(format!(
-                "wrong: {sent:?} was acknowledged, and now gets {answer:?}"
+                "wrong: {sent:?} was acknowledged, and now gets {response:?}"
             ));
         }
     }

@@ -41,7 +41,7 @@ enum Renaming {
 }
 
 impl Disk {
-    /// Takes one event. Answers change nothing.
+    /// Takes one event. Responses change nothing.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Create(name) => {
@@ -86,7 +86,7 @@ impl Disk {
                 self.synced_names = self.names.clone();
                 self.renamings.clear();
             }
-            Event::Answer(_) => {}
+            Event::Response(_) => {}
         }
     }
 

@@ -64,7 +64,7 @@ pub fn failed_sync(seed: u64, runs: usize, progress: &Progress) -> Report {
     }
     seconds.sort_by(f64::total_cmp);
     let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::MAX);
-    // It takes as long as those who wait for answers, at most 0.7 s; a busy machine takes longer.
+    // It takes as long as those who wait for responses, at most 0.7 s; a busy machine takes longer.
     if median > 10.0 {
         report.add(0, 0, vec![format!("wrong: it took {median} s to end")]);
     }

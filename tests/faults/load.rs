@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crate::checker::{Ledger, Sent, Told};
-use crate::harness::{Answer, Client, Server};
+use crate::harness::{Client, Response, Server};
 use crate::random::Random;
 
 /// The body of a plant.
@@ -18,16 +18,16 @@ pub fn body((id, name, tag): &Sent) -> String {
     }
 }
 
-pub fn told(answer: Option<&Answer>) -> Told {
-    match answer {
+pub fn told(response: Option<&Response>) -> Told {
+    match response {
         None => Told::Nothing,
-        Some(answer) if answer.status == 200 => Told::Stored,
-        Some(answer) => match answer.error() {
+        Some(response) if response.status == 200 => Told::Stored,
+        Some(response) => match response.error() {
             40009 => Told::Taken,
             50300 | 50303 => Told::Busy,
             50302 => Told::Full,
             50301 => Told::Nothing,
-            other => panic!("an answer that no client should get: {other}"),
+            other => panic!("a response that no client should get: {other}"),
         },
     }
 }
@@ -103,11 +103,11 @@ impl Load {
             let Ok(connection) = connection else {
                 break; // the service is gone
             };
-            let (answer, connection) = exchange(connection, token, &sent);
-            let told = match &answer {
+            let (response, connection) = exchange(connection, token, &sent);
+            let told = match &response {
                 None if kept => Told::Cut,
-                Some(answer) if self.balanced && is_of_a_balancer(answer) => Told::Nothing,
-                answer => told(answer.as_ref()),
+                Some(response) if self.balanced && is_of_a_balancer(response) => Told::Nothing,
+                response => told(response.as_ref()),
             };
             if told == Told::Stored {
                 progress
@@ -117,7 +117,7 @@ impl Load {
                     .push(Instant::now());
             }
             ledger.note(sent, told);
-            if answer.is_none() && !self.balanced {
+            if response.is_none() && !self.balanced {
                 break;
             }
             client = connection;
@@ -136,17 +136,17 @@ impl Load {
 }
 
 /// No node was there to ask: nothing was stored, but nobody says so.
-fn is_of_a_balancer(answer: &Answer) -> bool {
-    answer.status == 503 && answer.header("content-type") == Some("text/html")
+fn is_of_a_balancer(response: &Response) -> bool {
+    response.status == 503 && response.header("content-type") == Some("text/html")
 }
 
-fn exchange(mut client: Client, token: &str, sent: &Sent) -> (Option<Answer>, Option<Client>) {
+fn exchange(mut client: Client, token: &str, sent: &Sent) -> (Option<Response>, Option<Client>) {
     client.send_as_far_as_it_goes(crate::harness::add_request(token, body(sent).as_bytes()));
-    let answer = client.try_answer();
-    let closes = answer
+    let response = client.try_response();
+    let closes = response
         .as_ref()
-        .is_none_or(|answer| answer.header("connection") == Some("close"));
-    (answer, (!closes).then_some(client))
+        .is_none_or(|response| response.header("connection") == Some("close"));
+    (response, (!closes).then_some(client))
 }
 
 impl Running {
@@ -155,7 +155,7 @@ impl Running {
         self.progress.stored.lock().expect("no panic").clone()
     }
 
-    /// Has every client end after the answer that it waits for.
+    /// Has every client end after the response that it waits for.
     pub fn stop(self) -> Ledger {
         self.progress.has_ended.store(true, Ordering::Relaxed);
         self.finish()
@@ -186,10 +186,10 @@ pub fn send_again(server: &Server, plants: Vec<Sent>, ledger: &mut Ledger) -> Ve
     let mut client = server.connect();
     let mut wrong = Vec::new();
     for sent in plants {
-        let answer = client.add(&token, body(&sent).as_bytes());
-        let told = told(Some(&answer));
+        let response = client.add(&token, body(&sent).as_bytes());
+        let told = told(Some(&response));
         if !matches!(told, Told::Stored | Told::Taken) {
-            wrong.push(format!("wrong: takes no adds: {sent:?}: {answer:?}"));
+            wrong.push(format!("wrong: takes no adds: {sent:?}: {response:?}"));
         }
         ledger.note(sent, told);
     }

@@ -121,7 +121,7 @@ impl Drop for Memory {
     }
 }
 
-/// SIGTERM under load: what was answered is stored, nobody is cut off without an answer, and it ends with 0.
+/// SIGTERM under load: what was answered is stored, nobody is cut off without a response, and it ends with 0.
 pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new("SIGTERM", "real binary under load");
     let mut random = Random::new(seed);
@@ -145,7 +145,7 @@ pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
         if ledger.count(Told::Cut) > 0 {
             let cut = ledger.count(Told::Cut);
             wrong.push(format!(
-                "wrong: {cut} requests were cut off without an answer"
+                "wrong: {cut} requests were cut off without a response"
             ));
         }
         let server = Server::start_in(place.path(), &[]);

@@ -97,7 +97,7 @@ fn stop_all(loads: impl IntoIterator<Item = Running>) -> Ledger {
 }
 
 /// Adds a run to what is known of this database, and sends what was not answered again: everything acknowledged is
-/// there, nothing else is, and every plant finds its answer.
+/// there, nothing else is, and every plant finds its response.
 fn settle(database: &str, server: &Server, run: Ledger, all: &mut Ledger) -> Vec<String> {
     let unanswered = run.unanswered().cloned().collect();
     all.append(run);

@@ -32,7 +32,7 @@ struct Recording {
 
 /// Cuts the power `cuts` times in a run with load: at every event in turn, over and over.
 pub fn cuts(seed: u64, plants: u64, cuts: usize, progress: &Progress) -> Report {
-    let method = "recorded run, disk rebuilt at every write, sync and answer";
+    let method = "recorded run, disk rebuilt at every write, sync and response";
     let load = Load {
         clients: 4,
         plants: plants / 4,
@@ -65,7 +65,7 @@ pub fn cuts_at_checkpoints(seed: u64, cuts: usize, progress: &Progress) -> Repor
         .count();
     let begun_again = events
         .iter()
-        .skip_while(|event| !matches!(event, Event::Answer(_)))
+        .skip_while(|event| !matches!(event, Event::Response(_)))
         .filter(|event| {
             matches!(event, Event::Write { file, offset: 0, .. } if file == "plantstore.db-wal")
         })
@@ -305,19 +305,19 @@ pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
     }
 }
 
-/// The plant that an answer of 200 is about: names are unique.
+/// The plant that a response of 200 is about: names are unique.
 pub fn acknowledged<'a>(event: &Event, attempted: &'a [Sent]) -> Option<&'a Sent> {
-    let Event::Answer(bytes) = event else {
+    let Event::Response(bytes) = event else {
         return None;
     };
     let text = std::str::from_utf8(bytes)
         .ok()?
         .strip_prefix("HTTP/1.1 200 ")?;
     let (_, json) = text.split_once("\r\n\r\n")?;
-    let answer: serde_json::Value = serde_json::from_str(json).ok()?;
+    let response: serde_json::Value = serde_json::from_str(json).ok()?;
     attempted
         .iter()
-        .find(|(_, name, _)| answer["name"] == name.as_str())
+        .find(|(_, name, _)| response["name"] == name.as_str())
 }
 
 /// Memory, if there is a file system for it: only the simulated disk has to be slow.

@@ -1,4 +1,4 @@
-//! What `strace` wrote down, as events of the store's directory and answers to clients, in order.
+//! What `strace` wrote down, as events of the store's directory and responses to clients, in order.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -29,8 +29,8 @@ pub enum Event {
     SyncFailed(String),
     /// The directory is synced: the call has returned.
     SyncDirectory,
-    /// An answer is on its way to a client: its bytes.
-    Answer(Vec<u8>),
+    /// A response is on its way to a client: its bytes.
+    Response(Vec<u8>),
 }
 
 /// The system calls to record, and how.
@@ -70,7 +70,7 @@ impl Reader {
         let call = call.trim_start();
         if let Some(begun) = call.strip_suffix(" <unfinished ...>") {
             self.unfinished.insert(thread.to_owned(), begun.to_owned());
-            // A write may have happened from now on, and an answer may have arrived; a sync has not.
+            // A write may have happened from now on, and a response may have arrived; a sync has not.
             let so_far = !begun.contains("sync(");
             return so_far.then(|| self.call(begun)).flatten();
         }
@@ -155,7 +155,7 @@ impl Reader {
                 }
                 self.file(&path).map(Event::Sync)
             }
-            "sendto" => strings.into_iter().next().map(Event::Answer),
+            "sendto" => strings.into_iter().next().map(Event::Response),
             _ => None,
         }
     }

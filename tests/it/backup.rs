@@ -31,8 +31,8 @@ fn under_load<T>(server: &Server, acknowledged: &Mutex<Vec<i64>>, work: impl FnO
                 let mut connection = Client::connect(address);
                 let mut id = client;
                 while !over.load(Ordering::Relaxed) {
-                    let answer = connection.add(token, body(id).as_bytes());
-                    assert_eq!(answer.status, 200, "{answer:?}");
+                    let response = connection.add(token, body(id).as_bytes());
+                    assert_eq!(response.status, 200, "{response:?}");
                     acknowledged.lock().expect("no panic").push(id);
                     id += 4;
                 }
@@ -108,14 +108,14 @@ fn a_backup_under_load_has_all_that_was_acknowledged_before_and_becomes_a_store_
     let mut client = second.connect();
     let token = server.token();
     for id in [ids[300], ids[ids.len() - 1], -301] {
-        let answer = client.add(&token, body(id).as_bytes());
-        assert_eq!(answer.status, 200, "{answer:?}");
+        let response = client.add(&token, body(id).as_bytes());
+        assert_eq!(response.status, 200, "{response:?}");
     }
-    let answer = client.add(
+    let response = client.add(
         &token,
         format!(r#"{{"id":{},"name":"x"}}"#, ids[0]).as_bytes(),
     );
-    assert_eq!(answer.error(), 40009);
+    assert_eq!(response.error(), 40009);
     assert_eq!(second.plants().len(), restored.len() + 1);
 }
 
@@ -174,9 +174,9 @@ fn a_store_that_is_there_is_not_restored_to_unless_one_says_so() {
     add_large(&server, 0..3);
     run_ok(server.directory(), &["backup", "plants.backup"]);
     server.kill();
-    let refused = run(server.directory(), &["restore", "plants.backup"]);
-    assert_eq!(refused.status.code(), Some(1));
-    let said = String::from_utf8(refused.stderr).expect("UTF-8");
+    let rejected = run(server.directory(), &["restore", "plants.backup"]);
+    assert_eq!(rejected.status.code(), Some(1));
+    let said = String::from_utf8(rejected.stderr).expect("UTF-8");
     assert!(said.contains("--force"), "{said}");
     run_ok(server.directory(), &["restore", "plants.backup", "--force"]);
     assert_eq!(server.plants().len(), 3);

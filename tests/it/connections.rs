@@ -54,7 +54,7 @@ fn more_connections_than_the_cap_wait_for_their_turn() {
         "the third was served beside two others"
     );
     drop(first);
-    assert_eq!(third.answer().status, 200);
+    assert_eq!(third.response().status, 200);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_client_that_has_said_all_it_wants_to_say_gets_its_answer() {
     let mut client = server.connect();
     client.send_add(&server.token(), BODY);
     client.finish();
-    assert_eq!(client.answer().status, 200);
+    assert_eq!(client.response().status, 200);
     assert!(client.is_closed());
 }
 
@@ -78,7 +78,7 @@ fn requests_on_one_connection_are_answered_in_order_also_when_sent_at_once() {
         .collect();
     client.send(requests);
     for id in 0..50 {
-        assert_eq!(client.answer().json()["name"], format!("plant {id}"));
+        assert_eq!(client.response().json()["name"], format!("plant {id}"));
     }
 }
 
@@ -91,10 +91,10 @@ fn a_body_may_be_chunked_and_waited_for_with_100_continue() {
          expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n",
         server.token()
     ));
-    assert_eq!(client.answer().status, 100);
+    assert_eq!(client.response().status, 100);
     client.send("8\r\n{\"id\":1,\r\n");
     client.send("b\r\n\"name\":\"x\"}\r\n0\r\n\r\n");
-    assert_eq!(client.answer().status, 200);
+    assert_eq!(client.response().status, 200);
 }
 
 #[test]
@@ -126,9 +126,9 @@ fn sigterm_and_ctrl_c_answer_what_was_accepted_and_end_with_0() {
         });
         assert!(idle.is_closed());
         half_way.send(rest);
-        let answer = half_way.answer();
-        assert_eq!(answer.status, 200);
-        assert_eq!(answer.header("connection"), Some("close"));
+        let response = half_way.response();
+        assert_eq!(response.status, 200);
+        assert_eq!(response.header("connection"), Some("close"));
         assert!(half_way.is_closed());
 
         assert_eq!(server.wait_for_exit().code(), Some(0));
@@ -153,9 +153,9 @@ fn a_request_that_crosses_the_drain_is_answered() {
     assert_eq!(client.add(&token, BODY).status, 200);
     server.signal("-TERM");
     server.wait_for_line(|line| line["message"] == "draining");
-    let answer = client.add(&token, br#"{"id":2,"name":"late"}"#);
+    let response = client.add(&token, br#"{"id":2,"name":"late"}"#);
     assert_eq!(
-        (answer.status, answer.header("connection")),
+        (response.status, response.header("connection")),
         (200, Some("close"))
     );
     assert_eq!(server.wait_for_exit().code(), Some(0));
@@ -225,7 +225,7 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
     // It sends on after its response, for as long as it is listened to.
     let mut talker = server.connect();
     talker.send("GET /nothing HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n");
-    assert_eq!(talker.answer().error(), 40400);
+    assert_eq!(talker.response().error(), 40400);
     let mut in_flight = server.connect();
     in_flight.send(&request[..request.len() - 5]);
     server.wait_for_connection();
@@ -233,9 +233,9 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
     server.signal("-TERM");
     server.wait_for_line(|line| line["message"] == "draining");
     in_flight.send(&request[request.len() - 5..]);
-    let answer = in_flight.answer();
+    let response = in_flight.response();
     assert_eq!(
-        (answer.status, answer.header("connection")),
+        (response.status, response.header("connection")),
         (200, Some("close"))
     );
     // None of the limits is over by far.
@@ -248,7 +248,7 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
         match number % 5 {
             // Whoever has begun a request is told to send it again.
             0 => assert!(client.is_closed()),
-            _ => assert_eq!(client.answer().error(), 40800, "{number}"),
+            _ => assert_eq!(client.response().error(), 40800, "{number}"),
         }
     }
 }
@@ -263,7 +263,7 @@ fn a_head_that_drips_in_is_not_waited_for() {
         drops += 1;
         assert!(drops < 200, "a deadline that every byte puts off");
     }
-    assert_eq!(client.answer().error(), 40800);
+    assert_eq!(client.response().error(), 40800);
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn a_body_in_a_million_pieces_takes_no_more_memory_than_it_has_bytes() {
         }
         let plant = r#"{"id":1,"name":"x"}"#;
         client.send(format!("{:x}\r\n{plant}\r\n0\r\n\r\n", plant.len()));
-        assert_eq!(client.answer().status, 200);
+        assert_eq!(client.response().status, 200);
     }
     let peak_kib = server.peak_kib();
     // Each piece used to keep a buffer of the connection alive: 37 MiB for such a body.

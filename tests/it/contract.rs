@@ -10,10 +10,13 @@ use crate::harness::{Client, Server, directory};
 #[test]
 fn a_new_plant_is_answered_without_its_id() {
     let server = Server::start();
-    let answer = server.add(r#"{"id":1,"name":"Monstera","tag":"indoor"}"#);
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.json(), json!({"name": "Monstera", "tag": "indoor"}));
-    assert_eq!(answer.body, r#"{"name":"Monstera","tag":"indoor"}"#);
+    let response = server.add(r#"{"id":1,"name":"Monstera","tag":"indoor"}"#);
+    assert_eq!(response.status, 200);
+    assert_eq!(
+        response.json(),
+        json!({"name": "Monstera", "tag": "indoor"})
+    );
+    assert_eq!(response.body, r#"{"name":"Monstera","tag":"indoor"}"#);
     assert_eq!(
         server.plants(),
         [(1, "Monstera".to_owned(), Some("indoor".to_owned()))]
@@ -93,17 +96,17 @@ fn of_a_hundred_clients_racing_for_one_id_exactly_one_wins() {
                 })
             })
             .collect();
-        let answers: Vec<_> = clients
+        let responses: Vec<_> = clients
             .into_iter()
-            .map(|client| client.join().expect("an answer"))
+            .map(|client| client.join().expect("a response"))
             .collect();
-        let winners: Vec<_> = answers
+        let winners: Vec<_> = responses
             .iter()
-            .filter(|answer| answer.status == 200)
+            .filter(|response| response.status == 200)
             .collect();
         assert_eq!(winners.len(), 1);
-        let losers = answers.iter().filter(|answer| answer.status != 200);
-        assert!(losers.into_iter().all(|answer| answer.error() == 40009));
+        let losers = responses.iter().filter(|response| response.status != 200);
+        assert!(losers.into_iter().all(|response| response.error() == 40009));
         let stored = server.plants().pop().expect("a plant");
         assert_eq!(winners[0].json()["name"], stored.1);
     }
@@ -121,7 +124,7 @@ fn a_hundred_clients_sending_the_same_plant_all_succeed_and_it_is_stored_once() 
         })
         .collect();
     for client in clients {
-        assert_eq!(client.join().expect("an answer").status, 200);
+        assert_eq!(client.join().expect("a response").status, 200);
     }
     assert_eq!(server.plants().len(), 1);
 }
@@ -158,8 +161,8 @@ fn an_integer_is_one_however_it_is_written_over_the_whole_range() {
         .collect();
     assert_eq!(stored, ids.map(|(written, id)| (written.to_owned(), id)));
     for written in ["9223372036854775808", "-9223372036854775809", "0.5", "1e19"] {
-        let answer = server.add(format!(r#"{{"id":{written},"name":"x"}}"#));
-        assert_eq!(answer.error(), 40002, "{written}");
+        let response = server.add(format!(r#"{{"id":{written},"name":"x"}}"#));
+        assert_eq!(response.error(), 40002, "{written}");
     }
 }
 
@@ -178,8 +181,8 @@ fn any_json_string_is_kept_exactly() {
     ];
     for (id, name) in names.iter().enumerate() {
         let body = json!({"id": id, "name": name, "tag": name}).to_string();
-        let answer = server.add(&body);
-        assert_eq!(answer.json(), json!({"name": name, "tag": name}));
+        let response = server.add(&body);
+        assert_eq!(response.json(), json!({"name": name, "tag": name}));
         // A replay compares all of it, also what follows a U+0000.
         assert_eq!(server.add(&body).status, 200);
     }

@@ -105,7 +105,7 @@ fn copied(place: &Path, from: &str, to: &str, flags: &[&str]) -> String {
 }
 
 /// Copies; must fail with one sentence and leave the target as it was.
-fn refused(place: &Path, from: &str, to: &str, flags: &[&str]) -> String {
+fn rejected(place: &Path, from: &str, to: &str, flags: &[&str]) -> String {
     let before = everything(place, to);
     let output = copy(place, from, to, flags);
     let said = said(&output);
@@ -158,7 +158,7 @@ fn tokens_with_the_same_id_stay_two_tokens(from: Kind, to: Kind) {
     let pair = pair(from, to);
     let (place, from, to) = (pair.place.path(), &pair.from, &pair.to);
 
-    let said = refused(place, from, to, &[]);
+    let said = rejected(place, from, to, &[]);
     assert!(said.contains("tokens that"), "{said}");
     assert!(said.contains("bob"), "{said}");
     assert!(said.contains("--force"), "{said}");
@@ -191,7 +191,7 @@ fn different_tokens_of_one_name_stop_a_copy_before_it_writes(from: Kind, to: Kin
     add(place, from, "ci", 2000..2005);
     add(place, to, "ci", 7000..7005);
     for flags in [&[][..], &["--force"]] {
-        let said = refused(place, from, to, flags);
+        let said = rejected(place, from, to, flags);
         assert!(said.contains("of the same name: ci;"), "{said}");
         assert!(said.contains("plantstore export"), "{said}");
     }
@@ -224,7 +224,7 @@ fn plants_that_contradict_each_other_stop_a_copy_before_it_writes(from: Kind, to
     let (place, from, to) = (pair.place.path(), &pair.from, &pair.to);
     // Both stores have the plant 5000, and it is not the same.
     add(place, from, "alice", 5000..5002);
-    let said = refused(place, from, to, &["--force"]);
+    let said = rejected(place, from, to, &["--force"]);
     assert!(said.contains("other plants with the ids"), "{said}");
     assert!(said.contains("2 (id 5000, 5001)"), "{said}");
 }
@@ -306,7 +306,7 @@ fn plants_that_the_source_lacks_stop_a_copy_unless_it_is_forced() {
     copied(place, from, to, &[]);
     add(place, to, "alice", 20..23);
     add(place, from, "alice", 10..20);
-    let said = refused(place, from, to, &[]);
+    let said = rejected(place, from, to, &[]);
     assert!(said.contains("3 (id 20, 21, 22)"), "{said}");
     copied(place, from, to, &["--force"]);
     assert_eq!(plants(place, to), expected(&[("alice", 0..23)]));
@@ -322,7 +322,7 @@ fn a_plant_that_both_stores_have_keeps_the_token_that_added_it_to_each() {
     // The same plants, added by bob.
     let arguments = ["import", "add.ndjson", "--token", "bob", "--store", to];
     run_ok(place, &arguments);
-    let said = refused(place, from, to, &[]);
+    let said = rejected(place, from, to, &[]);
     assert!(said.contains("bob"), "{said}");
     let said = copied(place, from, to, &["--force"]);
     assert!(said.contains("left as they were"), "{said}");

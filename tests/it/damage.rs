@@ -1,4 +1,4 @@
-//! Stores that a disk has changed: refused, or told by `plantstore check`; never a wrong answer.
+//! Stores that a disk has changed: refused, or told by `plantstore check`; never a wrong response.
 
 use std::fs;
 use std::path::Path;
@@ -50,8 +50,8 @@ fn a_changed_plant_is_told_and_its_replay_is_not_answered_wrongly() {
     assert!(said.contains("problems found: 1; restore"), "{said}");
 
     let server = Server::start_in(directory.path(), &[]);
-    let answer = server.add(PLANT);
-    assert_eq!(answer.error(), 50000, "{answer:?}");
+    let response = server.add(PLANT);
+    assert_eq!(response.error(), 50000, "{response:?}");
     let line = server.wait_for_line(|line| line["error"] == 50000);
     assert!(line.to_string().contains("plantstore check"), "{line}");
     // The others are served.
@@ -72,8 +72,8 @@ fn a_changed_token_opens_nothing_and_is_told() {
         Some(1)
     );
     let server = Server::start_in(directory.path(), &[]);
-    let answer = server.connect().add(token.trim(), PLANT.as_bytes());
-    assert_eq!(answer.error(), 50000, "{answer:?}");
+    let response = server.connect().add(token.trim(), PLANT.as_bytes());
+    assert_eq!(response.error(), 50000, "{response:?}");
     server.add_ok(PLANT);
 }
 

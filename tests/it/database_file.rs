@@ -157,8 +157,8 @@ fn a_store_of_the_version_before_is_upgraded_and_keeps_its_order() {
     let server = Server::start_in(directory.path(), &[]);
     for id in [5, 4, 2] {
         let body = format!(r#"{{"id":{id},"name":"Fern","tag":"wild"}}"#);
-        let answer = server.connect().add(&token, body.as_bytes());
-        assert_eq!(answer.status, 200, "{answer:?}");
+        let response = server.connect().add(&token, body.as_bytes());
+        assert_eq!(response.status, 200, "{response:?}");
     }
     assert_eq!(listed(directory.path(), &[]), [4, 5, 1, 2, 3]);
     assert_eq!(listed(directory.path(), &["--since", "1h"]), [4, 5]);
@@ -207,8 +207,8 @@ fn a_backup_of_the_version_before_is_read_and_restored_and_not_changed() {
     );
     let new = ["--store", "sqlite:new.db"];
     let server = Server::start_in(directory.path(), &new);
-    let answer = server.connect().add(&token, br#"{"id":4,"name":"Fern"}"#);
-    assert_eq!(answer.status, 200, "{answer:?}");
+    let response = server.connect().add(&token, br#"{"id":4,"name":"Fern"}"#);
+    assert_eq!(response.status, 200, "{response:?}");
     assert_eq!(listed(directory.path(), &new), [4, 1, 2, 3]);
 }
 
@@ -290,10 +290,10 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
     // Before the service ever ran: the database, its log and the lock are all made by root.
     let token = run_ok(directory.path(), &["token", "create", "root"]);
     let mut server = start();
-    let answer = server
+    let response = server
         .connect()
         .add(token.trim(), br#"{"id":1,"name":"x"}"#);
-    assert_eq!(answer.status, 200);
+    assert_eq!(response.status, 200);
     run_ok(directory.path(), &["token", "create", "beside"]);
     assert!(server.terminate().success());
 
@@ -304,10 +304,10 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
     server.kill();
     run_ok(directory.path(), &["token", "revoke", "beside"]);
     let mut server = start();
-    let answer = server
+    let response = server
         .connect()
         .add(token.trim(), br#"{"id":2,"name":"x"}"#);
-    assert_eq!(answer.status, 200);
+    assert_eq!(response.status, 200);
     for file in fs::read_dir(directory.path()).expect("a directory") {
         let file = file.expect("a file");
         let of = file.metadata().expect("metadata").uid();
@@ -325,10 +325,10 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
     }
     run_ok(directory.path(), &["restore", backup]);
     let server = start();
-    let answer = server
+    let response = server
         .connect()
         .add(token.trim(), br#"{"id":3,"name":"x"}"#);
-    assert_eq!(answer.status, 200);
+    assert_eq!(response.status, 200);
 }
 
 #[test]

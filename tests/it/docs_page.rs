@@ -10,7 +10,7 @@ use plantstore::http::docs::OPENAPI_YAML;
 use plantstore::http::error::Kind;
 use serde_json::Value;
 
-use crate::harness::{Answer, Client, Server};
+use crate::harness::{Client, Response, Server};
 
 const FILES: [(&str, &str); 4] = [
     ("/docs", "text/html; charset=utf-8"),
@@ -27,10 +27,10 @@ const DESCRIPTIONS: [(&str, &str); 2] = [
 /// Enough for the page, its style, its script and its icon together.
 const BYTES_MAX: usize = 64 << 10;
 
-fn ok(client: &mut Client, path: &str) -> Answer {
-    let answer = client.request(&format!("GET {path}"), "");
-    assert_eq!(answer.status, 200, "{path}");
-    answer
+fn ok(client: &mut Client, path: &str) -> Response {
+    let response = client.request(&format!("GET {path}"), "");
+    assert_eq!(response.status, 200, "{path}");
+    response
 }
 
 #[test]
@@ -39,10 +39,10 @@ fn the_root_leads_to_the_page_whatever_a_proxy_puts_before_it() {
     let mut client = server.connect();
     for (path, target) in [("/", "docs"), ("/docs/", "../docs"), ("/?x=y", "docs")] {
         for method in ["GET", "HEAD"] {
-            let answer = client.request(&format!("{method} {path}"), "");
-            assert_eq!(answer.status, 307, "{path}");
-            assert_eq!(answer.header("location"), Some(target), "{path}");
-            assert!(answer.header("x-request-id").is_some());
+            let response = client.request(&format!("{method} {path}"), "");
+            assert_eq!(response.status, 307, "{path}");
+            assert_eq!(response.header("location"), Some(target), "{path}");
+            assert!(response.header("x-request-id").is_some());
         }
     }
     // Every address on the page is relative, too.
@@ -60,7 +60,7 @@ fn every_file_says_what_it_is_and_what_it_may_do() {
     let server = Server::start();
     let mut client = server.connect();
     for (path, media_type) in FILES.into_iter().chain(DESCRIPTIONS) {
-        let answer = ok(&mut client, path);
+        let response = ok(&mut client, path);
         for (header, value) in [
             ("content-type", media_type),
             (
@@ -72,7 +72,7 @@ fn every_file_says_what_it_is_and_what_it_may_do() {
             ("referrer-policy", "no-referrer"),
             ("cache-control", "no-cache"),
         ] {
-            assert_eq!(answer.header(header), Some(value), "{path}");
+            assert_eq!(response.header(header), Some(value), "{path}");
         }
     }
 }
@@ -109,15 +109,15 @@ fn what_a_browser_has_is_not_sent_again_and_what_has_changed_is() {
             "*".to_owned(),
         ] {
             let header = format!("if-none-match: {known}\r\n");
-            let answer = client.request(&format!("GET {path}"), &header);
-            assert_eq!((answer.status, &*answer.body), (304, ""), "{path}");
-            assert_eq!(answer.header("etag"), Some(&*tag));
+            let response = client.request(&format!("GET {path}"), &header);
+            assert_eq!((response.status, &*response.body), (304, ""), "{path}");
+            assert_eq!(response.header("etag"), Some(&*tag));
         }
-        let answer = client.request(
+        let response = client.request(
             &format!("GET {path}"),
             "if-none-match: \"of-another-version\"\r\n",
         );
-        assert_eq!(answer.status, 200, "{path}");
+        assert_eq!(response.status, 200, "{path}");
         assert!(tags.insert(tag), "{path} has the tag of another file");
     }
 }

@@ -1,5 +1,5 @@
 //! Errors: every row of the design's second table that needs no fault of the disk (those are in
-//! `faults`). `Answer::error` checks what all errors have in common.
+//! `faults`). `Response::error` checks what all errors have in common.
 
 use crate::harness::{Server, run_ok};
 
@@ -25,9 +25,9 @@ fn a_request_that_is_not_http_is_40000() {
     ] {
         let mut client = server.connect();
         client.send(bytes);
-        let answer = client.answer();
-        assert_eq!(answer.error(), 40000, "{bytes:?}");
-        assert_eq!(answer.header("connection"), Some("close"));
+        let response = client.response();
+        assert_eq!(response.error(), 40000, "{bytes:?}");
+        assert_eq!(response.header("connection"), Some("close"));
         assert!(client.is_closed());
     }
 }
@@ -37,14 +37,14 @@ fn a_request_that_is_not_http_after_a_good_one_is_40000() {
     let server = Server::start();
     let mut client = server.connect();
     client.send("GET /openapi.json HTTP/1.1\r\n\r\nGARBAGE\r\n\r\n");
-    assert_eq!(client.answer().status, 200);
-    assert_eq!(client.answer().error(), 40000);
+    assert_eq!(client.response().status, 200);
+    assert_eq!(client.response().error(), 40000);
 
     let mut client = server.connect();
     client.send("GET /nothing HTTP/1.0\r\nconnection: keep-alive\r\n\r\n");
-    assert_eq!(client.answer().error(), 40400);
+    assert_eq!(client.response().error(), 40400);
     client.send("GARBAGE\r\n\r\n");
-    assert_eq!(client.answer().error(), 40000);
+    assert_eq!(client.response().error(), 40000);
 }
 
 #[test]
@@ -56,12 +56,12 @@ fn a_body_with_broken_framing_is_40000() {
     );
     let mut client = server.connect();
     client.send(format!("{head}transfer-encoding: chunked\r\n\r\nxyz\r\n"));
-    assert_eq!(client.answer().error(), 40000);
+    assert_eq!(client.response().error(), 40000);
 
     let mut client = server.connect();
     client.send(format!("{head}content-length: 100\r\n\r\n{{\"id\":1"));
     client.finish();
-    assert_eq!(client.answer().error(), 40000);
+    assert_eq!(client.response().error(), 40000);
     assert_eq!(server.plants(), []);
 }
 
@@ -75,12 +75,12 @@ fn a_body_that_is_not_json_is_40001_with_line_and_column() {
         (b"\xef\xbb\xbf{\"id\":1,\"name\":\"x\"}", "line 1 column 1"),
         (b"{\"id\":1,\"name\":\"x\"} trailing", "line 1 column 21"),
     ] {
-        let answer = server.add(body);
-        assert_eq!(answer.error(), 40001);
+        let response = server.add(body);
+        assert_eq!(response.error(), 40001);
         assert!(
-            answer.message().ends_with(&format!("{place}.")),
+            response.message().ends_with(&format!("{place}.")),
             "{}",
-            answer.message()
+            response.message()
         );
     }
 }
@@ -88,10 +88,13 @@ fn a_body_that_is_not_json_is_40001_with_line_and_column() {
 #[test]
 fn a_body_that_is_no_plant_is_40002_and_names_every_problem_but_no_value() {
     let server = Server::start();
-    let answer = server.add(r#"{"name":12345,"tag":["secret"]}"#);
-    assert_eq!(answer.error(), 40002);
+    let response = server.add(r#"{"name":12345,"tag":["secret"]}"#);
+    assert_eq!(response.error(), 40002);
     let all = "id: missing; name: expected a string, found a number; tag: expected a string, found an array";
-    assert_eq!(answer.message(), format!("The body is not a plant: {all}."));
+    assert_eq!(
+        response.message(),
+        format!("The body is not a plant: {all}.")
+    );
 }
 
 #[test]
@@ -114,14 +117,14 @@ fn malformed_or_repeated_credentials_are_40003() {
             &format!("{headers}content-type: application/json\r\n"),
             "{}",
         ));
-        let answer = client.answer();
-        assert_eq!(answer.error(), 40003, "{headers:?}");
-        let challenge = answer.header("www-authenticate");
+        let response = client.response();
+        assert_eq!(response.error(), 40003, "{headers:?}");
+        let challenge = response.header("www-authenticate");
         assert_eq!(
             challenge,
             Some(r#"Bearer realm="plantstore", error="invalid_request""#)
         );
-        assert!(!answer.body.contains(&token));
+        assert!(!response.body.contains(&token));
     }
 }
 
@@ -135,13 +138,13 @@ fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
     };
     assert_eq!(server.add(plant(1 << 20)).status, 200);
 
-    // A client that sends all of its body before it reads anything must get the answer, too.
+    // A client that sends all of its body before it reads anything must get the response, too.
     for bytes in [(1 << 20) + 1, 8 << 20] {
         let mut client = server.connect();
         client.send_add(&token, plant(bytes).as_bytes());
-        let answer = client.answer();
-        assert_eq!(answer.error(), 40013);
-        assert!(answer.message().contains("1048576"));
+        let response = client.response();
+        assert_eq!(response.error(), 40013);
+        assert!(response.message().contains("1048576"));
     }
 
     let head = format!(
@@ -153,7 +156,7 @@ fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
     for _ in 0..17 {
         client.send_as_far_as_it_goes(format!("10000\r\n{}\r\n", " ".repeat(0x10000)));
     }
-    assert_eq!(client.answer().error(), 40013);
+    assert_eq!(client.response().error(), 40013);
 }
 
 #[test]
@@ -174,7 +177,7 @@ fn another_content_type_or_an_encoded_body_is_40015() {
             &format!("authorization: Bearer {token}\r\n{headers}"),
             body,
         ));
-        client.answer()
+        client.response()
     };
     for headers in [
         "",
@@ -205,10 +208,10 @@ fn no_credentials_are_40100_with_a_challenge() {
             &format!("{headers}content-type: application/json\r\n"),
             "{}",
         ));
-        let answer = client.answer();
-        assert_eq!(answer.error(), 40100, "{headers:?}");
+        let response = client.response();
+        assert_eq!(response.error(), 40100, "{headers:?}");
         assert_eq!(
-            answer.header("www-authenticate"),
+            response.header("www-authenticate"),
             Some(r#"Bearer realm="plantstore""#)
         );
     }
@@ -241,14 +244,14 @@ fn unknown_and_revoked_tokens_are_40101_and_expired_ones_40102() {
         (revoked.trim(), 40101),
         (expired.trim(), 40102),
     ] {
-        let answer = server.connect().add(token, BODY);
-        assert_eq!(answer.error(), error);
-        let challenge = answer.header("www-authenticate");
+        let response = server.connect().add(token, BODY);
+        assert_eq!(response.error(), error);
+        let challenge = response.header("www-authenticate");
         assert_eq!(
             challenge,
             Some(r#"Bearer realm="plantstore", error="invalid_token""#)
         );
-        assert!(token.len() < 5 || !answer.body.contains(token));
+        assert!(token.len() < 5 || !response.body.contains(token));
     }
 }
 
@@ -261,17 +264,17 @@ fn credentials_are_checked_before_the_body_is_read() {
     client.send(
         "POST /plants HTTP/1.1\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
     );
-    let answer = client.answer();
-    assert_eq!(answer.error(), 40100);
+    let response = client.response();
+    assert_eq!(response.error(), 40100);
     // The rest of the body is in the way of another request, and the client is told so.
-    assert_eq!(answer.header("connection"), Some("close"));
+    assert_eq!(response.header("connection"), Some("close"));
 
     let mut client = server.connect();
     client.send(
         "POST /plants HTTP/1.1\r\nauthorization: Bearer x\r\nexpect: 100-continue\r\n\
          content-type: application/json\r\ncontent-length: 10\r\n\r\n",
     );
-    assert_eq!(client.answer().error(), 40101);
+    assert_eq!(client.response().error(), 40101);
 }
 
 #[test]
@@ -306,9 +309,9 @@ fn another_path_is_40400_and_another_method_40500_with_allow() {
         ("POST /docs", "GET,HEAD"),
         ("PUT /docs/page.js", "GET,HEAD"),
     ] {
-        let answer = client.request(request, "");
-        assert_eq!(answer.error(), 40500, "{request}");
-        assert_eq!(answer.header("allow"), Some(allow), "{request}");
+        let response = client.request(request, "");
+        assert_eq!(response.error(), 40500, "{request}");
+        assert_eq!(response.header("allow"), Some(allow), "{request}");
     }
 }
 
@@ -317,14 +320,14 @@ fn a_head_that_is_too_slow_is_40800() {
     let server = Server::start_with(&["--header-timeout", "1s"]);
     let mut client = server.connect();
     client.send("POST /plants HTTP/1.1\r\nhost:");
-    assert_eq!(client.answer().error(), 40800);
+    assert_eq!(client.response().error(), 40800);
     assert!(client.is_closed());
 
     // Also when there was a request before on the connection.
     let mut client = server.connect();
     assert_eq!(client.add(&server.token(), BODY).status, 200);
     client.send("POST");
-    assert_eq!(client.answer().error(), 40800);
+    assert_eq!(client.response().error(), 40800);
 }
 
 #[test]
@@ -333,7 +336,7 @@ fn a_body_that_is_too_slow_is_40800() {
     let request = crate::harness::add_request(&server.token(), BODY);
     let mut client = server.connect();
     client.send(&request[..request.len() - 1]);
-    assert_eq!(client.answer().error(), 40800);
+    assert_eq!(client.response().error(), 40800);
     assert!(client.is_closed());
     assert_eq!(server.plants(), []);
 }
@@ -345,18 +348,18 @@ fn a_token_over_its_rate_limit_gets_42900_and_retry_after() {
         server.directory(),
         &["token", "create", "slow", "--rate-limit", "1"],
     );
-    let answers: Vec<_> = (0..20)
+    let responses: Vec<_> = (0..20)
         .map(|_| server.connect().add(token.trim(), BODY))
         .collect();
-    assert_eq!(answers[0].status, 200);
-    let refused: Vec<_> = answers
+    assert_eq!(responses[0].status, 200);
+    let rejected: Vec<_> = responses
         .iter()
-        .filter(|answer| answer.status != 200)
+        .filter(|response| response.status != 200)
         .collect();
-    assert!(refused.len() >= 10, "{answers:?}");
-    for answer in refused {
-        assert_eq!(answer.error(), 42900);
-        assert_eq!(answer.header("retry-after"), Some("1"));
+    assert!(rejected.len() >= 10, "{responses:?}");
+    for response in rejected {
+        assert_eq!(response.error(), 42900);
+        assert_eq!(response.header("retry-after"), Some("1"));
     }
     // It holds for that token alone.
     assert_eq!(server.connect().add(&server.token(), BODY).status, 200);
@@ -373,10 +376,10 @@ fn a_head_that_is_too_large_is_43100() {
     ] {
         let mut client = server.connect();
         client.send_as_far_as_it_goes(request);
-        assert_eq!(client.answer().error(), 43100);
+        assert_eq!(client.response().error(), 43100);
     }
-    let answer = server
+    let response = server
         .connect()
         .request("GET /nothing", &format!("x: {}\r\n", "x".repeat(15 << 10)));
-    assert_eq!(answer.error(), 40400);
+    assert_eq!(response.error(), 40400);
 }

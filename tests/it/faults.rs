@@ -4,14 +4,14 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Answer, Client, Server, add_request, directory, wait_until};
+use crate::harness::{Client, Response, Server, add_request, directory, wait_until};
 
 fn plant(id: usize) -> String {
     format!(r#"{{"id":{id},"name":"plant {id}"}}"#)
 }
 
 /// Adds this many plants at once, each from a client of its own.
-fn add_at_once(server: &Server, ids: std::ops::Range<usize>) -> Vec<Option<Answer>> {
+fn add_at_once(server: &Server, ids: std::ops::Range<usize>) -> Vec<Option<Response>> {
     let token = server.token();
     let clients: Vec<_> = ids
         .map(|id| {
@@ -19,7 +19,7 @@ fn add_at_once(server: &Server, ids: std::ops::Range<usize>) -> Vec<Option<Answe
             thread::spawn(move || {
                 let mut client = Client::connect(address);
                 client.send_add(&token, plant(id).as_bytes());
-                client.try_answer()
+                client.try_response()
             })
         })
         .collect();
@@ -37,9 +37,9 @@ fn after_a_failed_fsync_nothing_is_acknowledged_and_the_process_ends() {
     let mut acknowledged = vec![0];
     let mut lost = None;
     for id in 1..20 {
-        let answer = server.add(plant(id));
-        if answer.status != 200 {
-            lost = Some(answer);
+        let response = server.add(plant(id));
+        if response.status != 200 {
+            lost = Some(response);
             break;
         }
         acknowledged.push(id);
@@ -79,20 +79,20 @@ fn a_full_disk_is_50302_until_there_is_room_without_a_restart() {
     assert!(before.terminate().success());
     let server =
         Server::start_with_fault(directory.path(), "pwrite64:error=ENOSPC:when=30..60", &[]);
-    let mut refused = 0;
+    let mut rejected = 0;
     let mut last = 0;
     for id in 1..200 {
         last = id;
-        let answer = server.add(plant(id));
-        if answer.status != 200 {
-            assert_eq!(answer.error(), 50302);
-            assert_eq!(answer.header("retry-after"), Some("1"));
-            refused += 1;
-        } else if refused > 0 {
+        let response = server.add(plant(id));
+        if response.status != 200 {
+            assert_eq!(response.error(), 50302);
+            assert_eq!(response.header("retry-after"), Some("1"));
+            rejected += 1;
+        } else if rejected > 0 {
             break;
         }
     }
-    assert!(refused > 0);
+    assert!(rejected > 0);
     for id in 0..=last {
         server.add_ok(plant(id));
     }
@@ -108,22 +108,22 @@ fn a_full_queue_is_50300_at_once_and_what_was_refused_is_not_stored() {
         &["--max-queue", "2"],
     );
     server.add_ok(plant(0));
-    let answers = add_at_once(&server, 1..30);
+    let responses = add_at_once(&server, 1..30);
     let mut stored = vec![0];
-    let mut refused = 0;
-    for (id, answer) in (1..30).zip(answers) {
-        let answer = answer.expect("an answer");
-        if answer.status == 200 {
+    let mut rejected = 0;
+    for (id, response) in (1..30).zip(responses) {
+        let response = response.expect("a response");
+        if response.status == 200 {
             stored.push(id);
         } else {
-            assert_eq!(answer.error(), 50300);
-            assert_eq!(answer.header("retry-after"), Some("1"));
-            refused += 1;
+            assert_eq!(response.error(), 50300);
+            assert_eq!(response.header("retry-after"), Some("1"));
+            rejected += 1;
         }
     }
     assert!(
-        refused > 0 && stored.len() > 1,
-        "{refused} refused, {stored:?} stored"
+        rejected > 0 && stored.len() > 1,
+        "{rejected} rejected, {stored:?} stored"
     );
     let found: Vec<_> = server.plants().into_iter().map(|(id, ..)| id).collect();
     assert_eq!(found, stored);
@@ -134,10 +134,10 @@ fn a_store_that_does_not_answer_in_time_is_50301() {
     let directory = directory();
     let fault = "fdatasync:delay_enter=2000000:when=8+";
     let server = Server::start_with_fault(directory.path(), fault, &["--store-timeout", "500ms"]);
-    let answers = (0..20).map(|id| server.add(plant(id)));
-    let late = answers
+    let responses = (0..20).map(|id| server.add(plant(id)));
+    let late = responses
         .into_iter()
-        .find(|answer| answer.status != 200)
+        .find(|response| response.status != 200)
         .expect("a sync that takes too long");
     assert_eq!(late.error(), 50301);
 }
@@ -171,8 +171,8 @@ fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
     assert!(duplicate.is_silent_for(Duration::from_secs(1)));
     // Neither was told anything, not even by the end of the process.
     server.kill();
-    assert!(in_flight.try_answer().is_none());
-    assert!(duplicate.try_answer().is_none());
+    assert!(in_flight.try_response().is_none());
+    assert!(duplicate.try_response().is_none());
     Server::start_in(directory.path(), &[]).add_ok(plant(id));
 }
 
@@ -189,9 +189,9 @@ fn a_drain_commits_what_the_writer_holds() {
     server.wait_for_connection();
     server.signal("-TERM");
     for client in &mut clients {
-        let answer = client.answer();
+        let response = client.response();
         assert_eq!(
-            (answer.status, answer.header("connection")),
+            (response.status, response.header("connection")),
             (200, Some("close"))
         );
     }
@@ -223,8 +223,8 @@ fn a_failed_fsync_of_the_database_itself_ends_the_process_and_loses_nothing() {
             let body = format!(r#"{{"id":{id},"name":"{long}"}}"#);
             client.send_as_far_as_it_goes(add_request(&token, body.as_bytes()));
             client
-                .try_answer()
-                .is_some_and(|answer| answer.status == 200)
+                .try_response()
+                .is_some_and(|response| response.status == 200)
         })
         .count();
     assert_eq!(server.wait_for_exit().code(), Some(1));
@@ -251,7 +251,7 @@ fn a_drain_with_a_stuck_disk_ends_all_the_same_and_says_so() {
     client.send_add(&server.token(), plant(1).as_bytes());
     server.wait_for_connection();
     assert_eq!(server.terminate().code(), Some(1));
-    assert!(client.try_answer().is_none());
+    assert!(client.try_response().is_none());
     let logged = server.everything_logged();
     assert!(logged.contains("the disk did not take in time"), "{logged}");
 }
@@ -267,9 +267,9 @@ fn a_node_with_a_full_disk_is_not_ready_and_comes_back_by_itself_when_there_is_r
     assert_eq!(server.ask("/readyz").status, 200);
     let full = (1..200).map(|id| server.add(plant(id)).status);
     assert_eq!(full.into_iter().find(|status| *status != 200), Some(503));
-    let answer = server.ask("/readyz");
+    let response = server.ask("/readyz");
     let reason = "not ready: the store is full\n";
-    assert_eq!((answer.status, &*answer.body), (503, reason));
+    assert_eq!((response.status, &*response.body), (503, reason));
     assert_eq!(server.ask("/healthz").status, 200);
     assert!(
         server
@@ -314,9 +314,9 @@ fn a_node_whose_store_is_stuck_is_not_ready_until_it_is_free_again() {
             stuck.then_some(client)
         })
         .expect("a sync that does not return");
-    let answer = server.ask("/readyz");
+    let response = server.ask("/readyz");
     let reason = "not ready: the store does not answer\n";
-    assert_eq!((answer.status, &*answer.body), (503, reason));
+    assert_eq!((response.status, &*response.body), (503, reason));
     assert_eq!(server.ask("/healthz").status, 200);
     assert!(
         server
@@ -324,7 +324,7 @@ fn a_node_whose_store_is_stuck_is_not_ready_until_it_is_free_again() {
             .body
             .contains("\nplantstore_ready 0\n")
     );
-    assert_eq!(in_flight.answer().status, 200);
+    assert_eq!(in_flight.response().status, 200);
     wait_until("it is ready", || server.ask("/readyz").status == 200);
 }
 
@@ -353,14 +353,14 @@ fn a_node_that_is_starting_is_alive_and_not_ready() {
         first = ask("/readyz");
         first.is_some()
     });
-    let first = first.expect("an answer");
+    let first = first.expect("a response");
     assert_eq!((first.status, &*first.body), (503, "not ready: starting\n"));
-    assert_eq!(ask("/healthz").expect("an answer").status, 200);
-    let figures = ask("/metrics").expect("an answer").body;
-    assert!(figures.contains("\nplantstore_ready 0\n"), "{figures}");
+    assert_eq!(ask("/healthz").expect("a response").status, 200);
+    let metrics = ask("/metrics").expect("a response").body;
+    assert!(metrics.contains("\nplantstore_ready 0\n"), "{metrics}");
     assert!(!server.everything_logged().contains("listening"));
     wait_until("it is ready", || {
-        ask("/readyz").is_some_and(|answer| answer.status == 200)
+        ask("/readyz").is_some_and(|response| response.status == 200)
     });
     assert!(server.everything_logged().contains("listening"));
 }

@@ -8,7 +8,7 @@ use crate::harness::{Client, Server, run_ok};
 #[test]
 fn a_request_is_one_line_with_all_that_is_known_of_it() {
     let server = Server::start();
-    let answer = server.add(r#"{"id":1,"name":"a secret name"}"#);
+    let response = server.add(r#"{"id":1,"name":"a secret name"}"#);
     let line = server.wait_for_line(|line| line["path"] == "/plants");
     assert_eq!(line["level"], "INFO");
     assert_eq!(line["method"], "POST");
@@ -20,11 +20,11 @@ fn a_request_is_one_line_with_all_that_is_known_of_it() {
             .as_u64()
             .is_some_and(|duration| duration > 0)
     );
-    assert_eq!(line["request_id"].as_str(), answer.header("x-request-id"));
+    assert_eq!(line["request_id"].as_str(), response.header("x-request-id"));
     assert!(line["timestamp"].is_string());
 
-    let answer = server.add(r#"{"id":1,"name":"another secret name"}"#);
-    assert_eq!(answer.error(), 40009);
+    let response = server.add(r#"{"id":1,"name":"another secret name"}"#);
+    assert_eq!(response.error(), 40009);
     let line = server.wait_for_line(|line| line["path"] == "/plants");
     assert_eq!(
         (&line["status"], &line["error"], &line["token"]),
@@ -33,8 +33,8 @@ fn a_request_is_one_line_with_all_that_is_known_of_it() {
 
     let mut client = server.connect();
     client.send("GET /openapi.json?secret=1 HTTP/1.1\r\n\r\nGARBAGE\r\n\r\n");
-    client.answer();
-    client.answer();
+    client.response();
+    client.response();
     let line = server.wait_for_line(|line| line["method"] == "GET");
     assert_eq!(line["path"], "/openapi.json");
     server.wait_for_line(|line| line["error"] == 40000);
@@ -74,8 +74,8 @@ fn a_sane_request_id_is_taken_and_any_other_is_replaced() {
     let server = Server::start();
     let mut client = server.connect();
     let mut id_for = |header: &str| {
-        let answer = client.request("GET /", header);
-        answer.header("x-request-id").expect("an id").to_owned()
+        let response = client.request("GET /", header);
+        response.header("x-request-id").expect("an id").to_owned()
     };
     let long = "x".repeat(128);
     for sane in [
@@ -167,8 +167,8 @@ fn flood(address: std::net::SocketAddr, requests: usize) {
     let path = "x".repeat(15_000);
     let mut client = Client::connect(address);
     for _ in 0..requests {
-        let answer = client.request(&format!("GET /flood/{path}"), "");
-        assert_eq!(answer.error(), 40400);
+        let response = client.request(&format!("GET /flood/{path}"), "");
+        assert_eq!(response.error(), 40400);
     }
 }
 
@@ -179,7 +179,7 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
     let mut server = Server::start();
     let token = server.token();
     let address = server.address();
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let mut adds = Vec::new();
     std::thread::scope(|scope| {
         let floods: Vec<_> = (0..FLOODS)
@@ -188,16 +188,16 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
         let mut client = server.connect();
         while adds.len() < 200 || floods.iter().any(|flood| !flood.is_finished()) {
             let body = format!(r#"{{"id":{},"name":"x"}}"#, adds.len());
-            let answer = client.add(&token, body.as_bytes());
-            assert_eq!(answer.status, 200);
-            adds.push(answer.header("x-request-id").expect("an id").to_owned());
+            let response = client.add(&token, body.as_bytes());
+            assert_eq!(response.status, 200);
+            adds.push(response.header("x-request-id").expect("an id").to_owned());
         }
     });
     // What is not HTTP at all, and callers that are known but rejected.
     for _ in 0..200 {
         let mut client = server.connect();
         client.send("GARBAGE\r\n\r\n");
-        assert_eq!(client.answer().error(), 40000);
+        assert_eq!(client.response().error(), 40000);
     }
     let limited = run_ok(
         server.directory(),
@@ -207,9 +207,9 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
     let mut client = None;
     for _ in 0..300 {
         let mut open = client.take().unwrap_or_else(|| server.connect());
-        let answer = open.add(limited.trim(), br#"{"id":0,"name":"x"}"#);
-        answered += usize::from(answer.status == 200);
-        if answer.header("connection") != Some("close") {
+        let response = open.add(limited.trim(), br#"{"id":0,"name":"x"}"#);
+        answered += usize::from(response.status == 200);
+        if response.header("connection") != Some("close") {
             client = Some(open);
         }
     }
@@ -235,7 +235,7 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
         0
     );
     // 60 MB of requests are at most 100 short lines a second.
-    let seconds = usize::try_from(begun.elapsed().as_secs()).expect("a small number");
+    let seconds = usize::try_from(started.elapsed().as_secs()).expect("a small number");
     assert!(rejected <= 100 * (seconds + 2), "{rejected}");
     let longest = logged.lines().filter(|line| line.contains("/flood/"));
     let longest = longest.map(str::len).max();
@@ -247,8 +247,8 @@ fn what_a_client_sends_is_cut_in_the_log_and_cannot_deceive_a_viewer() {
     let server = Server::start();
     let mut client = server.connect();
     let mut logged = |method_and_path: String| {
-        let answer = client.request(&method_and_path, "");
-        let id = answer.header("x-request-id").expect("an id").to_owned();
+        let response = client.request(&method_and_path, "");
+        let id = response.header("x-request-id").expect("an id").to_owned();
         server.wait_for_line(|line| line["request_id"] == id.as_str())
     };
     let line = logged(format!("GET /{}", "x".repeat(255)));

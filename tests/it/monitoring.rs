@@ -1,4 +1,4 @@
-//! The private listener: health, readiness and figures, held against what the tools of others make of them, and against
+//! The private listener: health, readiness and metrics, held against what the tools of others make of them, and against
 //! what we say of them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,20 +20,20 @@ const ALERTS: &str = include_str!("../../deploy/prometheus-alerts.yml");
 
 const BODY: &str = r#"{"id":1,"name":"x"}"#;
 
-/// A page of figures: values by name and labels, and the types.
-struct Figures {
+/// A page of metrics: values by name and labels, and the types.
+struct Metrics {
     text: String,
     values: BTreeMap<String, f64>,
     types: BTreeMap<String, String>,
 }
 
-impl Figures {
+impl Metrics {
     fn of(server: &Server) -> Self {
-        let answer = server.ask("/metrics");
-        assert_eq!(answer.status, 200);
+        let response = server.ask("/metrics");
+        assert_eq!(response.status, 200);
         let expected = "text/plain; version=0.0.4; charset=utf-8";
-        assert_eq!(answer.header("content-type"), Some(expected));
-        let text = answer.body;
+        assert_eq!(response.header("content-type"), Some(expected));
+        let text = response.body;
         let samples = text.lines().filter(|line| !line.starts_with('#'));
         let values = samples.map(|line| {
             let (name, value) = line.rsplit_once(' ').expect("a value");
@@ -103,7 +103,7 @@ fn make_traffic(server: &Server) {
     assert_eq!(client.request("GET /nowhere", "").error(), 40400);
     assert_eq!(client.request("GET /openapi.json", "").status, 200);
     client.send("GARBAGE\r\n\r\n");
-    assert_eq!(client.answer().error(), 40000);
+    assert_eq!(client.response().error(), 40000);
 }
 
 #[test]
@@ -124,14 +124,14 @@ fn the_private_listener_says_that_it_lives_and_is_ready_and_nothing_else() {
             "There is nothing at this path; there are /healthz, /readyz and /metrics.\n",
         ),
     ] {
-        let answer = server.ask(path);
-        assert_eq!((answer.status, &*answer.body), (status, body), "{path}");
-        assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
+        let response = server.ask(path);
+        assert_eq!((response.status, &*response.body), (status, body), "{path}");
+        assert_eq!(response.header("connection"), Some("close"), "{response:?}");
     }
     let mut client = Client::connect(server.ops_address());
-    let answer = client.request("POST /readyz", "content-length: 0\r\n");
+    let response = client.request("POST /readyz", "content-length: 0\r\n");
     assert_eq!(
-        (answer.status, answer.header("allow")),
+        (response.status, response.header("allow")),
         (405, Some("GET,HEAD"))
     );
     for path in ["/healthz", "/readyz", "/metrics"] {
@@ -146,10 +146,10 @@ fn the_private_listener_says_that_it_lives_and_is_ready_and_nothing_else() {
 fn the_page_is_as_prometheus_wants_it() {
     let server = Server::start();
     make_traffic(&server);
-    let figures = Figures::of(&server);
-    let said = check_with_promtool(&["check", "metrics"], &figures.text);
+    let metrics = Metrics::of(&server);
+    let said = check_with_promtool(&["check", "metrics"], &metrics.text);
     assert_eq!(said, "");
-    let broken = figures.text.replace("_total", "_sum_of_all");
+    let broken = metrics.text.replace("_total", "_sum_of_all");
     assert!(!promtool(&["check", "metrics"], &broken).status.success());
 }
 
@@ -159,12 +159,12 @@ fn every_answer_is_counted_by_its_status_and_error_also_those_of_hyper() {
     let request = |status, error| {
         format!("plantstore_http_requests_total{{status=\"{status}\",error=\"{error}\"}}")
     };
-    let before = Figures::of(&server);
+    let before = Metrics::of(&server);
     for (status, error) in [("200", "none"), ("400", "40009"), ("503", "50302")] {
         assert!(before.value(&request(status, error)).abs() < 0.5, "{error}");
     }
     make_traffic(&server);
-    let after = Figures::of(&server);
+    let after = Metrics::of(&server);
     let mut counted = 0.0;
     for (status, error, count) in [
         ("200", "none", 3.0),
@@ -205,8 +205,8 @@ fn what_became_of_plants_commits_tokens_and_connections_is_counted() {
     make_traffic(&server);
     let _silent = server.connect();
     server.wait_for_connection();
-    let figures = Figures::of(&server);
-    let adds = |outcome| figures.value(&format!("plantstore_adds_total{{outcome=\"{outcome}\"}}"));
+    let metrics = Metrics::of(&server);
+    let adds = |outcome| metrics.value(&format!("plantstore_adds_total{{outcome=\"{outcome}\"}}"));
     for (outcome, count) in [
         ("added", 1.0),
         ("already_there", 1.0),
@@ -220,48 +220,48 @@ fn what_became_of_plants_commits_tokens_and_connections_is_counted() {
     ] {
         assert_eq!(adds(outcome), count, "{outcome}");
     }
-    assert_eq!(figures.value("plantstore_batch_plants_sum"), 3.0);
-    let commits = figures.value("plantstore_batch_plants_count");
+    assert_eq!(metrics.value("plantstore_batch_plants_sum"), 3.0);
+    let commits = metrics.value("plantstore_batch_plants_count");
     assert_eq!(
-        figures.value("plantstore_commit_duration_seconds_count"),
+        metrics.value("plantstore_commit_duration_seconds_count"),
         commits
     );
-    assert!(figures.value("plantstore_commit_duration_seconds_sum") > 0.0);
+    assert!(metrics.value("plantstore_commit_duration_seconds_sum") > 0.0);
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.expect("after 1970").as_secs_f64();
-    let age = now - figures.value("plantstore_last_commit_timestamp_seconds");
+    let age = now - metrics.value("plantstore_last_commit_timestamp_seconds");
     assert!((-1.0..60.0).contains(&age), "{age}");
-    let age = now - figures.value("process_start_time_seconds");
+    let age = now - metrics.value("process_start_time_seconds");
     assert!((-1.0..60.0).contains(&age), "{age}");
 
-    assert_eq!(figures.value("plantstore_ready"), 1.0);
-    assert_eq!(figures.value("plantstore_draining"), 0.0);
-    assert_eq!(figures.value("plantstore_queue_plants"), 0.0);
-    assert_eq!(figures.value("plantstore_queue_plants_max"), 1024.0);
-    assert_eq!(figures.value("plantstore_connections_max"), 1024.0);
-    assert!(figures.value("plantstore_connections") >= 1.0);
-    assert!(figures.value("plantstore_connections_accepted_total") >= 3.0);
-    assert_eq!(figures.value("plantstore_token_cache_entries"), 1.0);
+    assert_eq!(metrics.value("plantstore_ready"), 1.0);
+    assert_eq!(metrics.value("plantstore_draining"), 0.0);
+    assert_eq!(metrics.value("plantstore_queue_plants"), 0.0);
+    assert_eq!(metrics.value("plantstore_queue_plants_max"), 1024.0);
+    assert_eq!(metrics.value("plantstore_connections_max"), 1024.0);
+    assert!(metrics.value("plantstore_connections") >= 1.0);
+    assert!(metrics.value("plantstore_connections_accepted_total") >= 3.0);
+    assert_eq!(metrics.value("plantstore_token_cache_entries"), 1.0);
     let looked_up = |result| {
         let name = format!("plantstore_token_cache_lookups_total{{result=\"{result}\"}}");
-        figures.value(&name)
+        metrics.value(&name)
     };
     assert!(looked_up("miss") >= 1.0);
     assert_eq!(looked_up("hit") + looked_up("miss"), 4.0);
 
-    assert!(figures.value("process_cpu_seconds_total") > 0.0);
-    assert!(figures.value("process_resident_memory_bytes") > 1e6);
-    assert!(figures.value("process_open_fds") > 5.0);
-    assert!(figures.value("process_max_fds") > figures.value("process_open_fds"));
+    assert!(metrics.value("process_cpu_seconds_total") > 0.0);
+    assert!(metrics.value("process_resident_memory_bytes") > 1e6);
+    assert!(metrics.value("process_open_fds") > 5.0);
+    assert!(metrics.value("process_max_fds") > metrics.value("process_open_fds"));
     if !postgres::is_under_test() {
         let on_disk = fs::metadata(server.directory().join("plantstore.db"));
         let on_disk = on_disk.expect("a file").len();
-        assert_eq!(figures.value("plantstore_store_size_bytes"), on_disk as f64);
-        assert!(figures.value("plantstore_store_wal_size_bytes") > 4096.0);
+        assert_eq!(metrics.value("plantstore_store_size_bytes"), on_disk as f64);
+        assert!(metrics.value("plantstore_store_wal_size_bytes") > 4096.0);
     }
     drop(server.connect());
     wait_until("those who left are not counted", || {
-        Figures::of(&server).value("plantstore_connections") <= 1.0
+        Metrics::of(&server).value("plantstore_connections") <= 1.0
     });
 }
 
@@ -277,17 +277,17 @@ fn a_node_that_drains_is_alive_and_not_ready() {
 
     server.signal("-TERM");
     server.wait_for_line(|line| line["message"] == "draining");
-    let answer = server.ask("/readyz");
+    let response = server.ask("/readyz");
     assert_eq!(
-        (answer.status, &*answer.body),
+        (response.status, &*response.body),
         (503, "not ready: draining\n")
     );
     assert_eq!(server.ask("/healthz").status, 200);
-    let figures = Figures::of(&server);
-    assert!(figures.text.contains("\nplantstore_ready 0\n"));
-    assert!(figures.text.contains("\nplantstore_draining 1\n"));
+    let metrics = Metrics::of(&server);
+    assert!(metrics.text.contains("\nplantstore_ready 0\n"));
+    assert!(metrics.text.contains("\nplantstore_draining 1\n"));
     half_way.send(rest);
-    assert_eq!(half_way.answer().status, 200);
+    assert_eq!(half_way.response().status, 200);
     assert_eq!(server.wait_for_exit().code(), Some(0));
 }
 
@@ -303,7 +303,7 @@ fn a_probe_changes_nothing() {
     };
     let before = stored();
     assert_eq!(server.ask("/readyz").status, 200);
-    assert!(Figures::of(&server).value("plantstore_last_commit_timestamp_seconds") > 0.0);
+    assert!(Metrics::of(&server).value("plantstore_last_commit_timestamp_seconds") > 0.0);
     assert_eq!(stored(), before);
     assert!(run_ok(server.directory(), &["check"]).starts_with("no damage"));
     assert_eq!(server.connect().add(&token, BODY.as_bytes()).status, 200);
@@ -369,7 +369,7 @@ fn a_limit_of_open_files_limits_connections_and_leaves_room_for_everything_else(
     for number in ["1024", &limit.to_string(), &room.to_string()] {
         assert!(message.contains(number), "{message}");
     }
-    let max = Figures::of(&server).value("plantstore_connections_max");
+    let max = Metrics::of(&server).value("plantstore_connections_max");
     assert!((max - f64::from(u32::try_from(room).expect("small"))).abs() < 0.5);
 
     let add = |client: &mut Client, id: usize| {
@@ -380,9 +380,9 @@ fn a_limit_of_open_files_limits_connections_and_leaves_room_for_everything_else(
     for (id, client) in connected.iter_mut().take(20).enumerate() {
         assert_eq!(add(client, id), 200);
     }
-    let figures = Figures::of(&server);
-    assert!((figures.value("plantstore_connections") - max).abs() < 0.5);
-    assert!(figures.value("process_open_fds") < f64::from(limit));
+    let metrics = Metrics::of(&server);
+    assert!((metrics.value("plantstore_connections") - max).abs() < 0.5);
+    assert!(metrics.value("process_open_fds") < f64::from(limit));
     let _silent: Vec<_> = (0..64)
         .map(|_| Client::connect(server.ops_address()))
         .collect();
@@ -414,7 +414,7 @@ fn a_limit_of_open_files_that_leaves_room_for_no_connection_is_an_error() {
     );
 }
 
-/// Words that look like a figure of ours or of the process.
+/// Words that look like a metric of ours or of the process.
 fn figures_in(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let of_ours = |word: &&str| word.starts_with("plantstore_") || word.starts_with("process_");
@@ -441,7 +441,7 @@ fn the_dashboard_asks_for_figures_that_there_are() {
     let directory = directory();
     // Over PostgreSQL some are missing.
     let server = Server::start_in(directory.path(), &["--store", "sqlite:plantstore.db"]);
-    let page = Figures::of(&server);
+    let page = Metrics::of(&server);
     let names = page.names();
     let dashboard: Value = serde_json::from_str(DASHBOARD).expect("JSON");
     let expressions = expressions(&dashboard);
@@ -472,7 +472,7 @@ fn the_dashboard_asks_for_figures_that_there_are() {
 fn the_alerts_ask_for_figures_that_there_are() {
     let directory = directory();
     let server = Server::start_in(directory.path(), &["--store", "sqlite:plantstore.db"]);
-    let page = Figures::of(&server);
+    let page = Metrics::of(&server);
     let names = page.names();
     for name in figures_in(ALERTS) {
         assert!(names.contains(name), "{name}");
@@ -501,7 +501,7 @@ fn the_chapter_lists_every_figure_with_its_type_and_no_other() {
         is_there.then(|| (name.to_owned(), kind.to_owned()))
     });
     let listed: BTreeMap<_, _> = listed.collect();
-    assert_eq!(listed, Figures::of(&server).types);
+    assert_eq!(listed, Metrics::of(&server).types);
 }
 
 #[test]

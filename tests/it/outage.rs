@@ -150,13 +150,13 @@ fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_
         });
         assert_eq!(outcome(&server, "unreachable"), 4 * (outage - 1));
         for id in 1..=4 {
-            let answer = add(id);
-            assert_eq!(answer.error(), 50303);
+            let response = add(id);
+            assert_eq!(response.error(), 50303);
             assert!(
-                answer.message().contains("cannot be reached or used"),
-                "{answer:?}"
+                response.message().contains("cannot be reached or used"),
+                "{response:?}"
             );
-            let id = answer.header("x-request-id").expect("an id").to_owned();
+            let id = response.header("x-request-id").expect("an id").to_owned();
             let line = server.wait_for_line(|line| line["request_id"] == id.as_str());
             assert_eq!(line["error"], 50303);
             let cause = line["cause"].as_str().expect("a cause");
@@ -166,9 +166,9 @@ fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_
             );
         }
         assert_eq!(outcome(&server, "unreachable"), 4 * outage);
-        let answer = server.ask("/readyz");
+        let response = server.ask("/readyz");
         let reason = "not ready: the store cannot be reached or used\n";
-        assert_eq!((answer.status, &*answer.body), (503, reason));
+        assert_eq!((response.status, &*response.body), (503, reason));
         wait_until("it is logged", || {
             lines(&server, LOST).len() as u64 >= outage
         });
@@ -259,16 +259,16 @@ fn a_store_that_others_keep_locked_is_busy_and_nothing_else() {
     other
         .execute_batch("BEGIN IMMEDIATE")
         .expect("the write lock");
-    let answer = server.connect().add(token.trim(), plant(1).as_bytes());
-    assert_eq!(answer.error(), 50300);
-    assert!(answer.message().contains("too busy"), "{answer:?}");
+    let response = server.connect().add(token.trim(), plant(1).as_bytes());
+    assert_eq!(response.error(), 50300);
+    assert!(response.message().contains("too busy"), "{response:?}");
     let lost = server.wait_for_line(|line| line["message"] == LOST);
     assert_eq!(lost["reason"], "the store is busy");
     assert_eq!(outcome(&server, "busy"), 1);
     other.execute_batch("ROLLBACK").expect("the end");
     server.wait_for_line(|line| line["message"] == BACK);
-    let answer = server.connect().add(token.trim(), plant(1).as_bytes());
-    assert_eq!(answer.status, 200);
+    let response = server.connect().add(token.trim(), plant(1).as_bytes());
+    assert_eq!(response.status, 200);
 }
 
 #[test]
@@ -291,37 +291,42 @@ fn every_add_is_counted_once_with_the_outcome_that_its_client_was_told() {
         .map(|client: usize| {
             let (address, token) = (server.address(), token.clone());
             thread::spawn(move || {
-                let mut answers = Vec::new();
+                let mut responses = Vec::new();
                 for id in 0..40 {
                     // Every second plant is one that all clients want to be another.
                     let body = match id % 2 {
                         0 => plant(1000 * client + id),
                         _ => format!(r#"{{"id":{id},"name":"of {client}"}}"#),
                     };
-                    let answer = Client::connect(address).add(&token, body.as_bytes());
-                    answers.push(if answer.status == 200 {
+                    let response = Client::connect(address).add(&token, body.as_bytes());
+                    responses.push(if response.status == 200 {
                         0
                     } else {
-                        answer.error()
+                        response.error()
                     });
                     thread::sleep(Duration::from_millis(20));
                 }
-                answers
+                responses
             })
         })
         .collect();
-    let answers: Vec<u64> = clients
+    let responses: Vec<u64> = clients
         .into_iter()
         .flat_map(|client| client.join().expect("no panic"))
         .collect();
-    let told = |error| answers.iter().filter(|answer| **answer == error).count() as u64;
-    assert!(told(50301) > 0, "{answers:?}");
-    assert!(told(0) > 0 && told(40009) > 0, "{answers:?}");
+    let told = |error| {
+        responses
+            .iter()
+            .filter(|response| **response == error)
+            .count() as u64
+    };
+    assert!(told(50301) > 0, "{responses:?}");
+    assert!(told(0) > 0 && told(40009) > 0, "{responses:?}");
     let counted = |names: &[&str]| names.iter().map(|name| outcome(&server, name)).sum::<u64>();
     assert_eq!(counted(&["added", "already_there"]), told(0));
     assert_eq!(counted(&["taken"]), told(40009));
     assert_eq!(counted(&["unknown"]), told(50301));
     assert_eq!(counted(&["busy", "queue_full"]), told(50300));
     assert_eq!(counted(&["unreachable"]), told(50303));
-    assert_eq!(adds(&server), answers.len() as u64);
+    assert_eq!(adds(&server), responses.len() as u64);
 }

@@ -69,9 +69,9 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     });
 
     let mut client = Client::connect(address);
-    let answer = client.request("GET /panic", "");
-    assert_eq!(answer.error(), 50000);
-    assert!(!answer.body.contains("deliberate"));
+    let response = client.request("GET /panic", "");
+    assert_eq!(response.error(), 50000);
+    assert!(!response.body.contains("deliberate"));
     assert_eq!(client.request("GET /", "").error(), 40400);
     let counted = metrics.answered();
     assert!(counted.contains(&(500, Some(50000), 1)), "{counted:?}");

@@ -1,4 +1,4 @@
-//! What is only so over PostgreSQL: settings that are refused, roles, several nodes, TLS, a database that is away.
+//! What is only so over PostgreSQL: settings that are rejected, roles, several nodes, TLS, a database that is away.
 //! `scripts/with-postgres` runs these, and the tests of everything else, over a server of its own.
 
 mod pooler;
@@ -227,12 +227,12 @@ fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
     let through = url.replace(&database.to_string(), &way.to_string());
     let arguments = ["--store", &through, "--store-timeout", "1s"];
     let server = Server::start_in(directory.path(), &arguments);
-    let answer = server.ask("/readyz");
+    let response = server.ask("/readyz");
     let reason = "not ready: the store cannot be reached or used\n";
-    assert_eq!((answer.status, &*answer.body), (503, reason));
+    assert_eq!((response.status, &*response.body), (503, reason));
     assert_eq!(server.ask("/healthz").status, 200);
-    let answer = server.connect().add(token.trim(), BODY);
-    assert_eq!(answer.error(), 50303, "{answer:?}");
+    let response = server.connect().add(token.trim(), BODY);
+    assert_eq!(response.error(), 50303, "{response:?}");
 
     let door = TcpListener::bind(way).expect("the port is still free");
     thread::spawn(move || {
@@ -385,9 +385,9 @@ fn a_store_moves_house_and_back_with_all_it_has() {
         &there,
         "UPDATE plantstore.plants SET name = 'another' WHERE id = 9223372036854775807",
     );
-    let refused = copy(here, &there);
-    assert_eq!(refused.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let rejected = copy(here, &there);
+    assert_eq!(rejected.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&rejected.stderr).into_owned();
     assert!(
         said.contains("other plants") && said.contains("1 (id 9223372036854775807)"),
         "{said}"

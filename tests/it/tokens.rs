@@ -186,11 +186,11 @@ fn a_token_is_nowhere_but_with_its_owner() {
     let token = token.trim();
     assert_eq!(server.connect().add(token, BODY).status, 200);
     assert_eq!(server.connect().add(&token[..41], BODY).error(), 40101);
-    let answer = server.connect().request(
+    let response = server.connect().request(
         &format!("GET /nothing?token={token}"),
         &format!("x-request-id: {token}!\r\n"),
     );
-    assert_eq!(answer.status, 404);
+    assert_eq!(response.status, 404);
     server.wait_for_line(|line| line["status"] == 404);
     server.kill();
     let secret = &token[6..41];

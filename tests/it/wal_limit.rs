@@ -40,10 +40,10 @@ fn add_until_rejected(server: &Server, first: i64) -> i64 {
     let token = server.token();
     let mut client = server.connect();
     for id in first.. {
-        let answer = client.add(&token, plant(id).as_bytes());
-        if answer.status != 200 {
-            assert_eq!(answer.error(), 50302, "{answer:?}");
-            assert_eq!(answer.header("retry-after"), Some("1"));
+        let response = client.add(&token, plant(id).as_bytes());
+        if response.status != 200 {
+            assert_eq!(response.error(), 50302, "{response:?}");
+            assert_eq!(response.header("retry-after"), Some("1"));
             return id - first;
         }
         assert!(wal_bytes(server.directory()) < LIMIT + ONE_BATCH, "{id}");

@@ -101,7 +101,7 @@ fn log_flood(case: &mut Case) {
                 let mut client = Client::connect(address);
                 for _ in 0..750 {
                     client.send(&request);
-                    if client.try_answer().is_none() {
+                    if client.try_response().is_none() {
                         client = Client::connect(address);
                     }
                 }

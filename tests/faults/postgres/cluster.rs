@@ -174,9 +174,9 @@ impl Postgres {
     }
 
     fn run(&self, sql: &str, database: &str) -> Option<String> {
-        let answers = self.try_run(sql, database);
-        let answers = answers.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
-        answers.iter().find_map(|answer| match answer {
+        let responses = self.try_run(sql, database);
+        let responses = responses.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        responses.iter().find_map(|response| match response {
             SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
             _ => None,
         })
@@ -189,10 +189,10 @@ impl Postgres {
         database: &str,
     ) -> Result<Vec<SimpleQueryMessage>, tokio_postgres::Error> {
         let url = format!("postgres://postgres@127.0.0.1:{}/{database}", self.port);
-        let answers = with_client(&url, async |client| {
+        let responses = with_client(&url, async |client| {
             timeout(PATIENCE, client.simple_query(sql)).await
         });
-        answers.unwrap_or_else(|_| panic!("{HANG}: {sql}"))
+        responses.unwrap_or_else(|_| panic!("{HANG}: {sql}"))
     }
 
     /// Has a standby take the place of its primary.

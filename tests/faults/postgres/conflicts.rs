@@ -1,5 +1,5 @@
 //! Statements that the database gives up for the sake of others. Every one of them is run again, so that clients
-//! hear nothing of it: each answer is 200 or 40009.
+//! hear nothing of it: each response is 200 or 40009.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -164,7 +164,7 @@ fn finish(report: &mut Report, postgres: &Postgres, node: &Node, run: Ledger, al
     let mut wrong = settle(&postgres.url(), &node.server, run, all);
     if others > 0 {
         wrong.push(format!(
-            "wrong: {others} answers were neither 200 nor 40009"
+            "wrong: {others} responses were neither 200 nor 40009"
         ));
     }
     report.add(1, acknowledged, wrong);

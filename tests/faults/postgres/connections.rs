@@ -1,4 +1,4 @@
-//! Connections to the database that are cut, that are ended by the server, or that bring no answers.
+//! Connections to the database that are cut, that are ended by the server, or that bring no responses.
 
 use std::thread;
 use std::time::Duration;
@@ -41,18 +41,18 @@ pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
         report.add(made, acknowledged, wrong);
         (0..made).for_each(|_| progress.step());
     }
-    let [in_request, after_request, before_answer, in_answer] = proxy.cuts();
+    let [in_request, after_request, before_response, in_response] = proxy.cuts();
     report.note = format!(
-        "{in_request} in the request, {after_request} after it, {before_answer} before the answer, {in_answer} in it"
+        "{in_request} in the request, {after_request} after it, {before_response} before the response, {in_response} in it"
     );
     report
 }
 
-/// Answers are held back for longer than an add may take.
+/// Responses are held back for longer than an add may take.
 pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "PostgreSQL does not answer",
-        "a proxy that holds answers back, real binary under load",
+        "a proxy that holds responses back, real binary under load",
     );
     let mut random = Random::new(seed);
     let postgres = Postgres::start_new();
@@ -81,10 +81,10 @@ pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
     }
     // Not in every run: it may be a token that is not read, and then it is known that nothing was stored.
     if lost == 0 {
-        let wrong = "wrong: nobody was told that an answer was lost".to_owned();
+        let wrong = "wrong: nobody was told that a response was lost".to_owned();
         report.add(0, 0, vec![wrong]);
     }
-    report.note = format!("{lost} answers lost, every one found by sending again");
+    report.note = format!("{lost} responses lost, every one found by sending again");
     report
 }
 

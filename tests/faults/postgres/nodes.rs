@@ -18,7 +18,7 @@ use crate::postgres::{Node, load, prepare, settle};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-/// One of two nodes is killed under load; what it did not answer is sent to the other.
+/// One of two nodes is killed under load; what it did not response is sent to the other.
 pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "node killed",

@@ -1,5 +1,5 @@
 //! What lies between a node and its database: connections that are cut in the middle of a batch, or that stop
-//! bringing answers.
+//! bringing responses.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,9 +20,9 @@ enum Cut {
     InTheRequest,
     /// The server has it; nobody hears what became of it.
     AfterTheRequest,
-    /// It is committed, and the answer is thrown away.
+    /// It is committed, and the response is thrown away.
     BeforeTheAnswer,
-    /// It is committed, and a part of the answer arrives.
+    /// It is committed, and a part of the response arrives.
     InTheAnswer,
 }
 
@@ -44,7 +44,7 @@ struct Shared {
     random: Mutex<Random>,
     cuts: [AtomicUsize; CUTS.len()],
     is_cutting: AtomicBool,
-    /// Answers stay here.
+    /// Responses stay here.
     is_holding: AtomicBool,
     has_ended: AtomicBool,
     links: Mutex<Vec<Weak<Link>>>,
@@ -105,7 +105,7 @@ impl Drop for Proxy {
 struct Link {
     node: TcpStream,
     server: TcpStream,
-    /// What is to happen to the next answer.
+    /// What is to happen to the next response.
     planned: Mutex<Option<Cut>>,
 }
 
@@ -136,7 +136,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         links.retain(|link| link.strong_count() > 0);
         links.push(Arc::downgrade(&link));
         drop(links);
-        for carry in [requests, answers] {
+        for carry in [requests, responses] {
             let (link, shared) = (Arc::clone(&link), Arc::clone(shared));
             thread::spawn(move || {
                 carry(&link, &shared);
@@ -178,7 +178,7 @@ fn requests(link: &Link, shared: &Shared) -> Option<()> {
 }
 
 /// Carries what the server says.
-fn answers(link: &Link, shared: &Shared) -> Option<()> {
+fn responses(link: &Link, shared: &Shared) -> Option<()> {
     let mut buffer = vec![0; 1 << 16];
     loop {
         let bytes = read(&link.server, &mut buffer)?;

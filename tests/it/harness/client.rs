@@ -1,4 +1,4 @@
-//! A client that sends what it is told to, byte by byte, and reads one answer at a time.
+//! A client that sends what it is told to, byte by byte, and reads one response at a time.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,9 +13,9 @@ pub struct Client {
     stream: BufReader<TcpStream>,
 }
 
-/// An answer, whole.
+/// A response, whole.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     headers: Vec<(String, String)>,
     pub body: String,
@@ -63,25 +63,25 @@ impl Client {
     }
 
     /// Adds a plant.
-    pub fn add(&mut self, token: &str, body: &[u8]) -> Answer {
+    pub fn add(&mut self, token: &str, body: &[u8]) -> Response {
         self.send_add(token, body);
-        self.answer()
+        self.response()
     }
 
     /// Sends a request with these header lines, and without a body.
-    pub fn request(&mut self, method_and_path: &str, headers: &str) -> Answer {
+    pub fn request(&mut self, method_and_path: &str, headers: &str) -> Response {
         self.send(format!(
             "{method_and_path} HTTP/1.1\r\nhost: x\r\n{headers}\r\n"
         ));
-        self.answer()
+        self.response()
     }
 
-    pub fn answer(&mut self) -> Answer {
-        self.try_answer().expect("an answer")
+    pub fn response(&mut self) -> Response {
+        self.try_response().expect("a response")
     }
 
-    /// The next answer, or none if the server hangs up instead.
-    pub fn try_answer(&mut self) -> Option<Answer> {
+    /// The next response, or none if the server hangs up instead.
+    pub fn try_response(&mut self) -> Option<Response> {
         let line = self.line()?;
         let status = line.split(' ').nth(1)?.parse().expect("a status");
         let mut headers = Vec::new();
@@ -93,25 +93,25 @@ impl Client {
             };
             headers.push((name.to_ascii_lowercase(), value.to_owned()));
         }
-        let mut answer = Answer {
+        let mut response = Response {
             status,
             headers,
             body: String::new(),
         };
-        let length: u64 = answer
+        let length: u64 = response
             .header("content-length")
             .map_or(0, |n| n.parse().expect("a length"));
         let read = self
             .stream
             .by_ref()
             .take(length)
-            .read_to_string(&mut answer.body);
+            .read_to_string(&mut response.body);
         assert_eq!(
             read.ok(),
             usize::try_from(length).ok(),
             "a body that breaks off"
         );
-        Some(answer)
+        Some(response)
     }
 
     /// The next line; none if the server hangs up. That it stays silent is another matter.
@@ -121,7 +121,7 @@ impl Client {
             Ok(_) => Some(line),
             Err(error) => {
                 let silent = [ErrorKind::WouldBlock, ErrorKind::TimedOut];
-                assert!(!silent.contains(&error.kind()), "{HANG}: an answer");
+                assert!(!silent.contains(&error.kind()), "{HANG}: a response");
                 None
             }
         }
@@ -162,7 +162,7 @@ pub fn add_request(token: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-impl Answer {
+impl Response {
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut found = self.headers.iter().filter(|(header, _)| header == name);
         found.next().map(|(_, value)| value.as_str())

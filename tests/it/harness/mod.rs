@@ -19,7 +19,7 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub use client::{Answer, Client, add_request};
+pub use client::{Client, Response, add_request};
 
 /// Far longer than anything takes: a wait that ends here is a failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -282,7 +282,7 @@ impl Server {
     }
 
     /// Asks the private listener.
-    pub fn ask(&self, path: &str) -> Answer {
+    pub fn ask(&self, path: &str) -> Response {
         Client::connect(self.ops_address()).request(&format!("GET {path}"), "")
     }
 
@@ -313,14 +313,14 @@ impl Server {
     }
 
     /// Adds a plant with the first token.
-    pub fn add(&self, body: impl AsRef<[u8]>) -> Answer {
+    pub fn add(&self, body: impl AsRef<[u8]>) -> Response {
         self.connect().add(&self.token(), body.as_ref())
     }
 
     /// Adds a plant that must be taken.
     pub fn add_ok(&self, body: impl AsRef<[u8]>) {
-        let answer = self.add(body);
-        assert_eq!(answer.status, 200, "{answer:?}");
+        let response = self.add(body);
+        assert_eq!(response.status, 200, "{response:?}");
     }
 
     /// Waits until what was connected before is accepted: connections are accepted in order.

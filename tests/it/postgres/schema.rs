@@ -354,8 +354,8 @@ fn a_node_is_ready_while_other_sessions_lock_every_row_but_its_own() {
         let probed_again = "SELECT count(*)::TEXT FROM plantstore.nodes WHERE id > 0 AND seen_at > started_at + INTERVAL '1 s'
                             AND started_at > (SELECT min(started_at) FROM plantstore.nodes WHERE id > 0)";
         wait_until("the second node writes its row", || {
-            let answer = second.ask("/readyz");
-            assert_eq!(answer.status, 200, "{answer:?}");
+            let response = second.ask("/readyz");
+            assert_eq!(response.status, 200, "{response:?}");
             ask(&url, probed_again) == ["1"]
         });
         // Nodes that ended long ago are forgotten, unless their row is locked.
