@@ -14,7 +14,7 @@ use plantstore::http::{
 use plantstore::metrics::Metrics;
 use plantstore::plant::NewPlant;
 use plantstore::server::Workers;
-use plantstore::store::Store;
+use plantstore::store::{Mode, Store};
 use plantstore::telemetry;
 use plantstore::writer::Writer;
 use tokio::net::TcpListener;
@@ -32,9 +32,9 @@ async fn main() -> anyhow::Result<()> {
     let location = store.parse().map_err(anyhow::Error::msg)?;
     let timeout = Duration::from_secs(60);
     let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
-    let stores = vec![Store::open(&location)?];
+    let stores = vec![Store::open(&location, Mode::Read)?];
     let (writer, _thread) = Writer::spawn(stores, 4096, timeout, Arc::clone(&metrics));
-    let reader = Store::open(&location)?;
+    let reader = Store::open(&location, Mode::Read)?;
     let tokens = Tokens::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
     let workers = Workers::start(|| {
         let answers = metrics.answers_of_a_worker();

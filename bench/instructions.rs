@@ -18,7 +18,7 @@ use plantstore::http::{
 };
 use plantstore::metrics::Metrics;
 use plantstore::plant::NewPlant;
-use plantstore::store::{Addition, Location, NewToken, Store, TokenId};
+use plantstore::store::{Addition, Location, Mode, NewToken, Store, TokenId};
 use plantstore::telemetry;
 use plantstore::token::Token;
 use plantstore::writer::Writer;
@@ -47,7 +47,7 @@ fn body(id: u64) -> String {
 
 fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let _log = telemetry::start(LevelFilter::INFO);
-    let mut store = Store::open_or_create(location)?;
+    let mut store = Store::open(location, Mode::Create)?;
     let token = Token::generate()?;
     store.create_token(&NewToken {
         name: "first",
@@ -64,7 +64,12 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
     let answers = metrics.answers_of_a_worker();
     let parts = Parts {
-        tokens: Tokens::new(Store::open(location)?, writer.clone(), metrics, timeout),
+        tokens: Tokens::new(
+            Store::open(location, Mode::Read)?,
+            writer.clone(),
+            metrics,
+            timeout,
+        ),
         writer,
         answers: Arc::clone(&answers),
         body_limits: BodyLimits {
@@ -97,7 +102,7 @@ async fn answer(_caller: Caller, JsonBody(body): JsonBody) -> Result<Created, Ap
 }
 
 fn write(location: &Location, adds: u64) -> anyhow::Result<()> {
-    let mut stores = Store::open_to_serve(location, 1, Duration::from_secs(60))?;
+    let mut stores = Store::open_writers(location, 1, Duration::from_secs(60))?;
     let store = &mut stores[0];
     let mut id = 0;
     while id < adds {

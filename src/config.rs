@@ -44,10 +44,6 @@ pub struct Settings {
     pub listen: SocketAddr,
 
     #[command(flatten)]
-    #[expect(
-        missing_docs,
-        reason = "a doc comment here would replace the help of serve"
-    )]
     pub store: StoreSettings,
 
     /// The address of the private listener with /healthz, /readyz and /metrics; or off
@@ -55,7 +51,6 @@ pub struct Settings {
     pub ops_listen: OpsListen,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "as above")]
     pub body: BodySettings,
 
     /// The most connections at a time; more wait to be accepted
@@ -67,7 +62,6 @@ pub struct Settings {
     pub max_queue: usize,
 
     #[command(flatten)]
-    #[expect(missing_docs, reason = "as above")]
     pub wal: WalSettings,
 
     /// How many connections to PostgreSQL add plants, and one more reads tokens; SQLite has one

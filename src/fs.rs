@@ -27,7 +27,6 @@ const NAME_LEN_MAX: usize = 200;
 
 /// Why a file was not written.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum WriteError {
     #[error("{0} already exists; choose another name or use --force")]
     Exists(String),

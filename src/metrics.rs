@@ -155,7 +155,6 @@ impl Answers {
 
 /// Adds by their outcome, as reported to the client: each add is counted once.
 #[derive(Default)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Adds {
     pub added: Figure,
     pub already_there: Figure,

@@ -23,7 +23,7 @@ use crate::http::stream::Deadlines;
 use crate::http::{self, BodyLimits, Draining, Tokens};
 use crate::metrics::Metrics;
 use crate::ops::{Limits, Ops};
-use crate::store::{Location, Store};
+use crate::store::{Location, Mode, Store};
 use crate::version::VERSION;
 use crate::writer::{Writer, WriterThreads};
 
@@ -154,7 +154,7 @@ fn open(settings: &Settings) -> anyhow::Result<Opened> {
     let location = &settings.store.store;
     // The store gives up a little before the request does, so that the client gets its reason.
     let timeout = settings.store_timeout * 7 / 8;
-    let mut stores = Store::open_to_serve(location, settings.store_connections, timeout)?;
+    let mut stores = Store::open_writers(location, settings.store_connections, timeout)?;
     for store in &mut stores {
         store.limit_wal(settings.wal.max_wal_bytes);
     }
@@ -165,7 +165,7 @@ fn open(settings: &Settings) -> anyhow::Result<Opened> {
     };
     Ok(Opened {
         stores,
-        reader: Store::open_beside(location, timeout)?,
+        reader: Store::open(location, Mode::ServeTokens { timeout })?,
         first_token,
     })
 }

@@ -12,7 +12,8 @@ use crate::cli::copy::{self, Side, Target};
 use crate::cli::terminal::{Progress, print};
 use crate::config::StoreSettings;
 use crate::store::{
-    BackupFile, Checked, Finding, Location, OpenError, Restoration, Store, accept_loss, is_backup,
+    BackupFile, Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss,
+    is_backup,
 };
 
 #[derive(Debug, Args)]
@@ -33,7 +34,7 @@ impl Backup {
     pub(super) fn run(self) -> anyhow::Result<()> {
         step_back();
         let location = &self.store.store;
-        let mut source = Store::open(location)?;
+        let mut source = Store::open(location, Mode::Read)?;
         let backup = BackupFile::begin(&self.file, location.file(), self.force)?;
         let progress = Progress::of(0, "copying");
         if !source.copy_pages(&backup, &mut |done, all| progress.reach(done, all))? {
@@ -42,7 +43,7 @@ impl Backup {
         drop(progress);
         backup.settle()?;
 
-        let mut copy = Store::open(&backup.location())?;
+        let mut copy = Store::open(&backup.location(), Mode::Read)?;
         copy.throttle()?;
         let (checked, problems) = verify(&mut copy)?;
         drop(copy);
@@ -67,7 +68,7 @@ fn fill(source: Store, backup: &BackupFile, name: String) -> anyhow::Result<()> 
         name,
     };
     let mut to = Side {
-        store: Store::open_to_fill(backup)?,
+        store: Store::open(&backup.location(), Mode::FillBackup)?,
         name: backup.location().to_string(),
     };
     let mut transfer = copy::copy(&mut from, &mut to, Target::Copy)?;
@@ -101,7 +102,7 @@ impl Restore {
         let tell = &mut |done, all| progress.reach(done, all);
         let restoration = Restoration::begin(&self.file, store, self.force, tell)?;
         drop(progress);
-        let copy = Store::open(&restoration.location());
+        let copy = Store::open(&restoration.location(), Mode::Read);
         let (plants, tokens) = self.verify(&mut copy.map_err(|error| self.damaged(error))?)?;
         let kept = restoration.finish()?;
         let store = &self.store.store;
@@ -115,12 +116,13 @@ impl Restore {
     fn to_database(&self) -> anyhow::Result<()> {
         let location = &self.store.store;
         let mut from = Side {
-            store: Store::open_backup(&self.file).map_err(|error| self.damaged(error))?,
+            store: Store::open(&Location::Sqlite(self.file.clone()), Mode::ReadBackup)
+                .map_err(|error| self.damaged(error))?,
             name: self.file.display().to_string(),
         };
         self.verify(&mut from.store)?;
         let mut to = Side {
-            store: Store::open_or_create(location)?,
+            store: Store::open(location, Mode::Create)?,
             name: location.to_string(),
         };
         if !self.force && (to.store.has_tokens()? || to.store.count_plants()? > 0) {
@@ -189,7 +191,7 @@ impl Check {
         if self.accept_loss && !is_backup {
             accept_loss(&location)?;
         }
-        let mut store = match Store::open(&location) {
+        let mut store = match Store::open(&location, Mode::Read) {
             Err(OpenError::Missing(path)) if is_file => bail!("there is no file {path}"),
             Err(OpenError::NotOurs(path)) if is_file => bail!(
                 "{path} is not a store or a backup of plantstore, or its header is damaged; if it was a backup, \

@@ -12,7 +12,7 @@ use clap::Args;
 use crate::cli::terminal::Progress;
 use crate::config::StoreSettings;
 use crate::fs::is_same_file;
-use crate::store::{Location, PlantRecord, Store, TokenId, TokenRecord};
+use crate::store::{Location, Mode, PlantRecord, Store, TokenId, TokenRecord};
 
 #[derive(Debug, Args)]
 pub(super) struct Copy {
@@ -35,11 +35,11 @@ impl Copy {
             bail!("{from} cannot be copied to itself; choose another --to");
         }
         let mut from = Side {
-            store: Store::open(from)?,
+            store: Store::open(from, Mode::Read)?,
             name: from.to_string(),
         };
         let mut to = Side {
-            store: Store::open_or_create(to)?,
+            store: Store::open(to, Mode::Create)?,
             name: to.to_string(),
         };
         let target = if self.force {
@@ -127,12 +127,12 @@ pub(super) fn copy(from: &mut Side, to: &mut Side, target: Target) -> anyhow::Re
     let progress = Progress::of(from.store.count_plants()?, "copying");
     let mut next = Some(i64::MIN);
     while let Some(first) = next {
-        let page = from.store.plants(first..=i64::MAX, PAGE_LEN)?;
+        let page = from.store.plants(&(first..=i64::MAX), PAGE_LEN)?;
         let (Some(first), Some(last)) = (page.first(), page.last()) else {
             break;
         };
         next = last.id.checked_add(1);
-        let there = to.store.plants(first.id..=last.id, PAGE_LEN)?;
+        let there = to.store.plants(&(first.id..=last.id), PAGE_LEN)?;
         let there: HashSet<i64> = there.iter().map(|plant| plant.id).collect();
         let mut missing = Vec::new();
         for plant in page.iter().filter(|plant| !there.contains(&plant.id)) {
@@ -462,7 +462,7 @@ impl<'a> Plants<'a> {
         if self.page.is_empty()
             && let Some(next) = self.next
         {
-            let page = self.store.plants(next.max(id)..=i64::MAX, PAGE_LEN)?;
+            let page = self.store.plants(&(next.max(id)..=i64::MAX), PAGE_LEN)?;
             self.next = page.last().and_then(|last| last.id.checked_add(1));
             self.page = page.into();
         }

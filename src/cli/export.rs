@@ -12,7 +12,7 @@ use crate::cli::terminal::Progress;
 use crate::config::StoreSettings;
 use crate::formats::{self, Format};
 use crate::fs::{AtomicFile, Replace};
-use crate::store::{Page, Store, StoreError};
+use crate::store::{Mode, Page, Store, StoreError};
 
 const WRITE_BUFFER: usize = 64 << 10;
 
@@ -38,7 +38,7 @@ pub(super) struct Export {
 impl Export {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let location = &self.store.store;
-        let mut store = Store::open(location)?;
+        let mut store = Store::open(location, Mode::Read)?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         if self.spreadsheet_safe && format != Format::Csv {
             bail!("--spreadsheet-safe is for CSV; add --format csv");

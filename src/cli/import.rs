@@ -19,7 +19,7 @@ use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
 use crate::formats::{COMMENT, Format, Lines, Part, Reader, Rejection};
 use crate::fs::{AtomicFile, Replace, WriteError};
 use crate::store::{
-    Addition, DryRun, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
+    Addition, DryRun, Mode, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
 };
 use crate::telemetry::say;
 use crate::token::Token;
@@ -173,7 +173,7 @@ impl Import {
             .transpose()
             .context("cannot make a temporary file")?;
         if self.dry_run {
-            let store = match Store::open(location) {
+            let store = match Store::open(location, Mode::Read) {
                 Err(OpenError::Missing(_) | OpenError::NotMigrated(_)) => None,
                 opened => Some(opened?),
             };
@@ -183,7 +183,7 @@ impl Import {
                 rehearsal,
             });
         }
-        let mut store = Store::open_to_import(location)?;
+        let mut store = Store::open(location, Mode::Import)?;
         store.limit_wal(self.wal.max_wal_bytes);
         match token_named(&mut store, &self.token) {
             Ok(token) => Ok(Sink {
@@ -281,7 +281,7 @@ struct Sink {
 impl Sink {
     fn len_max(&self) -> usize {
         match &self.store {
-            Some(store) if store.keeps_others_waiting() => LEN_BESIDE,
+            Some(store) if store.is_shared() => LEN_BESIDE,
             _ => LEN_ALONE,
         }
     }
@@ -345,9 +345,9 @@ fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outc
         // The use of the token makes every batch a write, whose sync covers whatever was written before: without it a plant
         // could be called there already that an interrupted process had written and not synced.
         match store.add(batch, &[(token, Timestamp::now())]) {
-            Err(StoreError::Busy(_)) if tries_left > 0 && store.keeps_others_waiting() => {}
+            Err(StoreError::Busy(_)) if tries_left > 0 && store.is_shared() => {}
             Ok(outcomes) => {
-                if store.keeps_others_waiting() {
+                if store.is_shared() {
                     thread::sleep(begun.elapsed().min(PAUSE_MAX));
                 }
                 return Ok(outcomes);

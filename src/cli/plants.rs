@@ -18,7 +18,7 @@ use crate::cli::terminal::{
 use crate::config::{StoreSettings, duration};
 use crate::plant::Plant;
 use crate::store::{
-    Cursor, Days, Filter, Found, PlantRecord, Statistics, Store, StoreError, TokenId,
+    Cursor, Days, Filter, Found, Mode, PlantRecord, Statistics, Store, StoreError, TokenId,
 };
 use crate::telemetry::say;
 
@@ -69,7 +69,7 @@ enum Before {
 
 impl List {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let mut store = Store::open(&self.store.store)?;
+        let mut store = Store::open(&self.store.store, Mode::Read)?;
         let (before, until) = match self.before {
             Some(Before::Plant(place)) => (place, Cursor::END),
             Some(Before::Time(time)) => (Cursor::END, Cursor::at(time)),
@@ -251,7 +251,7 @@ pub(super) struct Get {
 
 impl Get {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let mut store = Store::open(&self.store.store)?;
+        let mut store = Store::open(&self.store.store, Mode::Read)?;
         let mut listing = Listing::default();
         let found = listing.of(&mut store, &[self.id])?;
         let Some(listed) = found.first() else {
@@ -495,7 +495,7 @@ pub(super) struct Stats {
 
 impl Stats {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let mut store = Store::open(&self.store.store)?;
+        let mut store = Store::open(&self.store.store, Mode::Read)?;
         let days = Days::until(Timestamp::now());
         let progress = Progress::counting("counted");
         let statistics = store.statistics(days, &mut |read| progress.advance(read))?;

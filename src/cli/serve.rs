@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 
 use crate::config::{Settings, StoreSettings};
-use crate::store::Store;
+use crate::store::{Mode, Store};
 use crate::{server, telemetry};
 
 /// The settings of the service.
@@ -39,7 +39,7 @@ pub(super) struct Migrate {
 
 impl Migrate {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        Store::open_or_create(&self.store.store)?;
+        Store::open(&self.store.store, Mode::Create)?;
         eprintln!("{} is up to date", self.store.store);
         Ok(())
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cli::terminal::{print, print_durably, table};
 use crate::config::{StoreSettings, duration, token_name};
-use crate::store::{NewToken, Store, TokenRecord};
+use crate::store::{Mode, NewToken, Store, TokenRecord};
 use crate::token::Token;
 
 #[derive(Debug, Subcommand)]
@@ -83,7 +83,7 @@ impl Create {
             bail!("this is a token itself, not a name for one; keep it secret");
         }
         let token = Token::generate().context("cannot get random numbers")?;
-        let mut store = Store::open_or_create(&self.store.store)?;
+        let mut store = Store::open(&self.store.store, Mode::Create)?;
         let is_taken = |other: &TokenRecord| *other.name == *self.name;
         if store.tokens()?.iter().any(is_taken) {
             bail!(
@@ -117,7 +117,7 @@ impl Create {
 
 impl List {
     fn run(self) -> anyhow::Result<()> {
-        let tokens = Store::open(&self.store.store)?.tokens()?;
+        let tokens = Store::open(&self.store.store, Mode::Read)?.tokens()?;
         let mut text = String::new();
         if self.json {
             for token in &tokens {
@@ -152,7 +152,7 @@ impl Revoke {
                 "this is a token itself, not the name of one; `plantstore token list` shows the names"
             );
         }
-        match Store::open_to_change(&self.store.store)?.revoke_token(&name)? {
+        match Store::open(&self.store.store, Mode::Write)?.revoke_token(&name)? {
             Some(true) => eprintln!("{name} is revoked"),
             Some(false) => eprintln!("{name} was revoked before"),
             None => bail!("there is no token named {name}; `plantstore token list` shows them"),

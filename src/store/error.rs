@@ -76,7 +76,6 @@ impl From<rusqlite::Error> for StoreError {
 
 /// Why a store cannot be used: a sentence that says what to do.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the sentences say it")]
 pub enum OpenError {
     #[error("there is no store at {0}; `plantstore serve` makes one")]
     Missing(String),
@@ -194,7 +193,6 @@ pub enum OpenError {
 
 /// Why a backup was not made, or not restored: a sentence that says what to do.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
 pub enum SaveError {
     #[error("{path} does not fit on the disk; free some space and run the command again")]
     NoRoom {

@@ -1,6 +1,6 @@
-//! The store. A batch is committed as one: when `Store::add` returns, every plant that it reports
-//! as added, or as there already, is on disk; when it fails, its error says whether anything can
-//! have been stored.
+//! The store: SQLite or PostgreSQL behind one enum, so that each operation is declared once, here, and implemented once per engine.
+//! A batch is committed as a whole: when `Store::add` returns, every plant that it reports as added or replayed is on disk; when it
+//! fails, its error says whether anything can have been stored.
 
 mod dry_run;
 mod error;
@@ -10,7 +10,6 @@ mod sqlite;
 mod types;
 
 use std::ops::{ControlFlow, RangeInclusive};
-use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -29,138 +28,80 @@ pub use types::{
 use postgres::Postgres;
 use sqlite::Sqlite;
 
-/// How long a command may wait for one answer of a database, with all attempts: it may have much to count.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
+/// What a store is opened for. Unless a variant says otherwise, a server may be running, and the store must exist.
+#[derive(Debug, Clone, Copy)]
+pub enum Mode {
+    /// Reads a store, or a backup, which is not changed.
+    Read,
+    /// Reads a backup, and nothing else.
+    ReadBackup,
+    /// Changes a little, such as a token.
+    Write,
+    /// As `Write`; creates the store or upgrades its schema if necessary.
+    Create,
+    /// Adds many plants; creates the store if necessary. In SQLite, other imports and servers are kept out unless a server runs already.
+    Import,
+    /// Adds plants as a server; creates the store if necessary. SQLite: one server at a time. PostgreSQL: a database that cannot be
+    /// reached yet is not an error; every operation waits for it, at most for this time.
+    Serve {
+        /// The time limit of each operation, with all attempts; PostgreSQL only.
+        timeout: Duration,
+    },
+    /// A further connection of a server, which looks up tokens.
+    ServeTokens {
+        /// As in `Serve`.
+        timeout: Duration,
+    },
+    /// Fills the temporary file of a backup, which is empty: without a WAL and without syncs.
+    FillBackup,
+}
 
-/// One connection to where plants and tokens are kept.
+/// One connection to where plants and tokens are stored.
 pub enum Store {
-    /// In one file.
+    /// A SQLite file.
     Sqlite(Box<Sqlite>),
-    /// In a database that others use as well.
+    /// A PostgreSQL database.
     Postgres(Box<Postgres>),
 }
 
-/// None if the store is elsewhere, or cannot be looked at.
+/// None if the store is not a file of this machine, or cannot be read.
 pub fn footprint(location: &Location) -> Option<Footprint> {
-    match location {
-        Location::Sqlite(path) => sqlite::footprint(path).ok(),
-        Location::Postgres(_) => None,
-    }
+    sqlite::footprint(location.file()?).ok()
 }
 
-/// Whether the location is the file of a backup, as far as its header says. It must not be open in this process: SQLite would
-/// lose its locks.
+/// True if the location is the file of a backup according to its header. It must not be open in this process: SQLite would lose its
+/// locks.
 pub fn is_backup(location: &Location) -> bool {
-    match location {
-        Location::Sqlite(path) => sqlite::is_backup(path),
-        Location::Postgres(_) => false,
-    }
+    location.file().is_some_and(sqlite::is_backup)
 }
 
-/// Has a store opened from now on although transactions are missing. Stores in other places are never refused for that.
+/// Lets a store be opened from now on although transactions are missing. PostgreSQL is never rejected for that.
 pub fn accept_loss(location: &Location) -> Result<(), OpenError> {
-    match location {
-        Location::Sqlite(path) => sqlite::accept_loss(path),
-        Location::Postgres(_) => Ok(()),
-    }
+    location.file().map_or(Ok(()), sqlite::accept_loss)
 }
 
 impl Store {
-    /// Opens a store that is there to look at it, beside servers or without any; or a backup, which is left as it is.
-    pub fn open(location: &Location) -> Result<Self, OpenError> {
-        match location {
-            Location::Sqlite(path) => Sqlite::open_to_read(path).map(Self::sqlite),
-            Location::Postgres(url) => Postgres::open(url, COMMAND_TIMEOUT).map(Self::postgres),
-        }
+    /// Opens a connection.
+    pub fn open(location: &Location, mode: Mode) -> Result<Self, OpenError> {
+        Ok(match location {
+            Location::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path, mode)?)),
+            Location::Postgres(url) => Self::Postgres(Box::new(Postgres::open(url, mode)?)),
+        })
     }
 
-    /// Opens a store that is there to change something in it.
-    pub fn open_to_change(location: &Location) -> Result<Self, OpenError> {
-        match location {
-            Location::Sqlite(path) => Sqlite::open(path).map(Self::sqlite),
-            Location::Postgres(url) => Postgres::open(url, COMMAND_TIMEOUT).map(Self::postgres),
-        }
-    }
-
-    /// Opens a backup to look at it.
-    pub fn open_backup(path: &Path) -> Result<Self, OpenError> {
-        Sqlite::open_backup(path).map(Self::sqlite)
-    }
-
-    /// Opens a new, empty store in a backup file, to be filled.
-    pub fn open_to_fill(backup: &BackupFile) -> Result<Self, SaveError> {
-        Sqlite::open_to_fill(backup).map(Self::sqlite)
-    }
-
-    /// Opens a store, making it if it is not there.
-    pub fn open_or_create(location: &Location) -> Result<Self, OpenError> {
-        match location {
-            Location::Sqlite(path) => Sqlite::open_or_create(path).map(Self::sqlite),
-            Location::Postgres(url) => {
-                Postgres::open_or_create(url, COMMAND_TIMEOUT).map(Self::postgres)
-            }
-        }
-    }
-
-    /// Opens a store for a server, making it if it is not there: a connection for whoever adds. SQLite has one,
-    /// whatever is asked for.
-    pub fn open_to_serve(
+    /// Opens the connections over which a server adds plants: always one for SQLite, which has one writer at a time.
+    pub fn open_writers(
         location: &Location,
         connections: usize,
         timeout: Duration,
     ) -> Result<Vec<Self>, OpenError> {
-        match location {
-            Location::Sqlite(path) => Ok(vec![Self::sqlite(Sqlite::open_to_serve(path)?)]),
-            Location::Postgres(url) => (0..connections)
-                .map(|_| Postgres::open_to_serve(url, timeout).map(Self::postgres))
-                .collect(),
-        }
-    }
-
-    /// Opens a store to add much, beside servers or without any, making it if it is not there.
-    pub fn open_to_import(location: &Location) -> Result<Self, OpenError> {
-        match location {
-            Location::Sqlite(path) => Sqlite::open_to_import(path).map(Self::sqlite),
-            Location::Postgres(_) => Self::open_or_create(location),
-        }
-    }
-
-    /// Opens a store that is served, to ask it questions.
-    pub fn open_beside(location: &Location, timeout: Duration) -> Result<Self, OpenError> {
-        match location {
-            Location::Sqlite(path) => Sqlite::open(path).map(Self::sqlite),
-            Location::Postgres(url) => Postgres::open_to_serve(url, timeout).map(Self::postgres),
-        }
-    }
-
-    fn sqlite(store: Sqlite) -> Self {
-        Self::Sqlite(Box::new(store))
-    }
-
-    fn postgres(store: Postgres) -> Self {
-        Self::Postgres(Box::new(store))
-    }
-
-    /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. With it goes when tokens
-    /// were used.
-    pub fn add(
-        &mut self,
-        batch: &[Addition],
-        used: &[(TokenId, Timestamp)],
-    ) -> Result<Vec<Outcome>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.add(batch, used),
-            Self::Postgres(store) => store.add(batch, used),
-        }
-    }
-
-    /// Checks that the store can be used. Called about once a second while serving, idle or not, so it must be cheap;
-    /// if `is_write_due`, it commits a write that changes nothing, which fails whenever an add would.
-    pub fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.probe(is_write_due),
-            Self::Postgres(store) => store.probe(is_write_due),
-        }
+        let connections = match location {
+            Location::Sqlite(_) => 1,
+            Location::Postgres(_) => connections,
+        };
+        (0..connections)
+            .map(|_| Self::open(location, Mode::Serve { timeout }))
+            .collect()
     }
 
     /// True if the connection to the database was closed, as far as is known without using it.
@@ -173,187 +114,104 @@ impl Store {
 
     /// Rejects adds while the WAL of a SQLite store is longer than this because a reader keeps it from being reset.
     pub fn limit_wal(&mut self, bytes_max: u64) {
-        match self {
-            Self::Sqlite(store) => store.limit_wal(bytes_max),
-            Self::Postgres(_) => {}
+        if let Self::Sqlite(store) = self {
+            store.limit_wal(bytes_max);
         }
     }
 
-    /// Whether somebody else may have to wait while we add.
-    pub fn keeps_others_waiting(&self) -> bool {
+    /// True if adds of another process may have to wait for ours.
+    pub fn is_shared(&self) -> bool {
         match self {
-            Self::Sqlite(store) => store.is_beside_another(),
+            Self::Sqlite(store) => store.is_shared(),
             Self::Postgres(_) => false,
         }
     }
 
-    /// What each plant is to the one that has its id; none where the id is free.
-    pub fn compare(&mut self, batch: &[Addition]) -> Result<Vec<Option<Outcome>>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.compare(batch),
-            Self::Postgres(store) => store.compare(batch),
-        }
-    }
-
-    /// Hands over all plants of one moment, by id, a page at a time, until that is enough. What is added meanwhile is not
-    /// among them, and does not wait.
-    pub fn export(
-        &mut self,
-        hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
-    ) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.export(hand_over),
-            Self::Postgres(store) => store.export(hand_over),
-        }
-    }
-
-    /// Keeps a new token. False when the name is taken.
-    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.create_token(token),
-            Self::Postgres(store) => store.create_token(token),
-        }
-    }
-
-    /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
-    /// revoked before.
-    pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.revoke_token(name),
-            Self::Postgres(store) => store.revoke_token(name),
-        }
-    }
-
-    /// Whether there is any token, revoked ones included.
-    pub fn has_tokens(&mut self) -> Result<bool, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.has_tokens(),
-            Self::Postgres(store) => store.has_tokens(),
-        }
-    }
-
-    /// Every token, oldest first.
-    pub fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.tokens(),
-            Self::Postgres(store) => store.tokens(),
-        }
-    }
-
-    /// The token with this digest.
-    pub fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.token(digest),
-            Self::Postgres(store) => store.token(digest),
-        }
-    }
-
-    /// How many plants there are.
-    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.count_plants(),
-            Self::Postgres(store) => store.count_plants(),
-        }
-    }
-
-    /// The plants with ids of this range, by id, as many as fit in a page.
-    pub fn plants(
-        &mut self,
-        ids: RangeInclusive<i64>,
-        page_len: u32,
-    ) -> Result<Vec<PlantRecord>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.plants(&ids, page_len),
-            Self::Postgres(store) => store.plants(&ids, page_len),
-        }
-    }
-
-    /// Looks at so many of the newest plants of a time, for those that are wanted: along the index, so that it
-    /// takes no longer in a larger store.
-    pub fn walk(&mut self, wanted: &Filter, len: u32) -> Result<Walk, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.walk(wanted, len),
-            Self::Postgres(store) => store.walk(wanted, len),
-        }
-    }
-
-    /// Looks at every plant: where so many of the newest stand that are wanted. Tells now and then how many more
-    /// it has read, if it knows.
-    pub fn search(
-        &mut self,
-        wanted: &Filter,
-        len: u32,
-        read: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Cursor>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.search(wanted, len, read),
-            Self::Postgres(store) => store.search(wanted, len),
-        }
-    }
-
-    /// The plants with these ids, in this order, without those that are not there.
-    pub fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.found(ids),
-            Self::Postgres(store) => store.found(ids),
-        }
-    }
-
-    /// What there is to say of all plants. Tells now and then how many more it has read, if it knows.
-    pub fn statistics(
-        &mut self,
-        days: Days,
-        read: &mut dyn FnMut(usize),
-    ) -> Result<Statistics, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.statistics(days, read),
-            Self::Postgres(store) => store.statistics(days),
-        }
-    }
-
-    /// Keeps plants of another store as they are; leaves what is there.
-    pub fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.insert_plants(plants),
-            Self::Postgres(store) => store.insert_plants(plants),
-        }
-    }
-
-    /// Inserts tokens of another store. One that is there already, by its digest, stays as it is but for its state: it is
-    /// revoked if it is revoked in either store, and was last used when it was last used in either.
-    pub fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.merge_tokens(tokens),
-            Self::Postgres(store) => store.merge_tokens(tokens),
-        }
-    }
-
-    /// Reads everything, and tells in words what is not as it was stored.
-    pub fn check(&mut self, tell: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.check(tell),
-            Self::Postgres(store) => store.check(tell),
-        }
-    }
-
-    /// Copies everything as it is at this moment, and tells how many pages of how many it has. False, and nothing is
-    /// done, if there are no pages to copy.
+    /// Copies a snapshot of the database page by page, and reports how many pages of how many are copied. Returns false, and copies
+    /// nothing, for PostgreSQL.
     pub fn copy_pages(
         &mut self,
         to: &BackupFile,
-        tell: &mut dyn FnMut(u64, u64),
+        report: &mut dyn FnMut(u64, u64),
     ) -> Result<bool, SaveError> {
         match self {
-            Self::Sqlite(store) => store.copy_pages(to, tell).map(|()| true),
+            Self::Sqlite(store) => store.copy_pages(to, report).map(|()| true),
             Self::Postgres(_) => Ok(false),
         }
     }
 
-    /// From now on whatever takes long leaves most of the time to others.
+    /// Makes long operations of this connection leave most of the CPU time to others. PostgreSQL has its own machine.
     pub fn throttle(&mut self) -> Result<(), StoreError> {
         match self {
             Self::Sqlite(store) => store.throttle(),
-            Self::Postgres(_) => Ok(()), // the time is another machine's
+            Self::Postgres(_) => Ok(()),
         }
     }
+}
+
+/// Declares the operations that both engines implement as methods of the same name.
+macro_rules! operations {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        impl Store {
+            $($(#[$doc])*
+            pub fn $name(&mut self, $($arg: $type),*) -> Result<$result, StoreError> {
+                match self {
+                    Self::Sqlite(store) => store.$name($($arg),*),
+                    Self::Postgres(store) => store.$name($($arg),*),
+                }
+            })*
+        }
+    };
+}
+
+operations! {
+    /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. `used` is when tokens were last used.
+    fn add(batch: &[Addition], used: &[(TokenId, Timestamp)]) -> Vec<Outcome>;
+
+    /// Checks that the store can be used. Called about once a second while serving, idle or not, so it must be cheap; if
+    /// `is_write_due`, it commits a write that changes nothing, which fails whenever an add would.
+    fn probe(is_write_due: bool) -> ();
+
+    /// The outcome of each plant if it was added now; none where the id is free.
+    fn compare(batch: &[Addition]) -> Vec<Option<Outcome>>;
+
+    /// Creates a token. False if the name is taken.
+    fn create_token(token: &NewToken<'_>) -> bool;
+
+    /// Revokes a token for good. None if there is no token of that name; false if it was revoked before.
+    fn revoke_token(name: &str) -> Option<bool>;
+
+    /// True if there is any token, revoked ones included.
+    fn has_tokens() -> bool;
+
+    /// Every token, oldest first.
+    fn tokens() -> Vec<TokenRecord>;
+
+    fn token(digest: &TokenDigest) -> Option<TokenRecord>;
+
+    /// Inserts tokens of another store. One that exists already, by its digest, keeps everything but its state: it is revoked if it is
+    /// revoked in either store, and was last used when it was last used in either.
+    fn merge_tokens(tokens: &[TokenRecord]) -> ();
+
+    fn count_plants() -> u64;
+
+    /// The first plants, by id, whose ids are in this range.
+    fn plants(ids: &RangeInclusive<i64>, limit: u32) -> Vec<PlantRecord>;
+
+    /// Inserts plants of another store as they are; leaves those that exist.
+    fn insert_plants(plants: &[PlantRecord]) -> ();
+
+    /// Passes on all plants of one snapshot, by id, a page at a time, until `visit` breaks. Adds go on meanwhile.
+    fn export(visit: &mut dyn FnMut(&Page) -> ControlFlow<()>) -> ();
+
+    fn walk(filter: &Filter, len: u32) -> Walk;
+
+    fn search(filter: &Filter, len: u32, read: &mut dyn FnMut(usize)) -> Vec<Cursor>;
+
+    fn found(ids: &[i64]) -> Vec<Found>;
+
+    fn statistics(days: Days, read: &mut dyn FnMut(usize)) -> Statistics;
+
+    /// Reads everything, and reports whatever is not as it was stored.
+    fn check(report: &mut dyn FnMut(Finding)) -> Checked;
 }

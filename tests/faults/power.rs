@@ -280,7 +280,7 @@ fn cut_once_everywhere(
 pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
     let path = place.join("plantstore.db");
     let location = Location::Sqlite(path.clone());
-    let opened = Store::open_to_serve(&location, 1, Duration::from_secs(60));
+    let opened = Store::open_writers(&location, 1, Duration::from_secs(60));
     let mut stores = match opened {
         Ok(opened) => opened,
         Err(error) => {

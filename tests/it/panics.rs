@@ -8,7 +8,7 @@ use axum::routing::get;
 use plantstore::http::stream::Deadlines;
 use plantstore::http::{self, BodyLimits, Draining, Tokens, connection};
 use plantstore::metrics::Metrics;
-use plantstore::store::Store;
+use plantstore::store::{Mode, Store};
 use plantstore::writer::Writer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -29,7 +29,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
         directory.path().join("plantstore.db").display()
     );
     let location = location.parse().expect("a location");
-    let open = || Store::open_or_create(&location).expect("a store");
+    let open = || Store::open(&location, Mode::Create).expect("a store");
     let timeout = Duration::from_secs(60);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let _here = runtime.enter();

@@ -23,6 +23,7 @@ use jiff::Timestamp;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
+use crate::store::Mode;
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::client::Param;
 use crate::store::postgres::retry::Link;
@@ -35,6 +36,9 @@ use crate::store::types::{
 };
 use crate::token::TokenDigest;
 
+/// The time limit of one operation of a command: it may have much to count.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// For the first connection at least, in which tables may have to be created.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -46,30 +50,22 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Opens a database that has our tables.
-    pub fn open(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
-        let mut store = Self::new(url, timeout, false)?;
-        store.connect()?;
-        Ok(store)
-    }
-
-    /// Opens a database, creating our tables if they are not there. Safe to run from several nodes at once.
-    pub fn open_or_create(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
-        let mut store = Self::new(url, timeout, true)?;
-        store.connect()?;
-        Ok(store)
-    }
-
-    /// Opens a database for a server. One that is away is waited for by every add; one that refuses us is an error
-    /// at once.
-    pub fn open_to_serve(url: &Url, timeout: Duration) -> Result<Self, OpenError> {
-        let mut store = Self::new(url, timeout, true)?;
+    /// Several nodes may create the tables at once.
+    pub(crate) fn open(url: &Url, mode: Mode) -> Result<Self, OpenError> {
+        let (create, timeout) = match mode {
+            Mode::Read | Mode::ReadBackup | Mode::Write => (false, COMMAND_TIMEOUT),
+            Mode::Create | Mode::Import | Mode::FillBackup => (true, COMMAND_TIMEOUT),
+            Mode::Serve { timeout } | Mode::ServeTokens { timeout } => (true, timeout),
+        };
+        let mut store = Self::new(url, timeout, create)?;
         match store.connect() {
-            Err(OpenError::Away { source, .. }) => {
+            Err(OpenError::Away { source, .. })
+                if matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. }) =>
+            {
                 // The first probe logs this once, for all connections.
                 tracing::debug!(database = %url, cause = %chain(&*source), "the database cannot be reached yet");
             }
-            done => done?,
+            connected => connected?,
         }
         Ok(store)
     }
@@ -235,7 +231,12 @@ impl Postgres {
     }
 
     /// Looks at every plant: where so many of the newest stand that are wanted.
-    pub fn search(&mut self, wanted: &Filter, len: u32) -> Result<Vec<Cursor>, StoreError> {
+    pub fn search(
+        &mut self,
+        wanted: &Filter,
+        len: u32,
+        _: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Cursor>, StoreError> {
         self.block_on(async |link| link.search(wanted, len).await)
     }
 
@@ -245,7 +246,11 @@ impl Postgres {
     }
 
     /// What there is to say of all plants.
-    pub fn statistics(&mut self, days: Days) -> Result<Statistics, StoreError> {
+    pub fn statistics(
+        &mut self,
+        days: Days,
+        _: &mut dyn FnMut(usize),
+    ) -> Result<Statistics, StoreError> {
         self.block_on(async |link| link.statistics(days).await)
     }
 

@@ -8,7 +8,7 @@ use rusqlite::ffi::SQLITE_IOERR_WRITE;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::fs::{AtomicFile, JournalMode, Replace, WriteError, failed_to};
-use crate::store::error::SaveError;
+use crate::store::error::{OpenError, SaveError};
 use crate::store::sqlite::open;
 use crate::store::sqlite::throttle::Pace;
 use crate::store::types::Location;
@@ -34,14 +34,6 @@ impl BackupFile {
     /// The temporary file: a store to be filled, then one to be checked.
     pub fn location(&self) -> Location {
         Location::Sqlite(self.0.path().to_owned())
-    }
-
-    /// A connection to a new store in it, to be filled plant by plant. It needs no WAL: after a failure the file is deleted.
-    pub(super) fn fill(&self) -> Result<Connection, SaveError> {
-        let path = self.0.path();
-        let mut connection = scratch(path)?;
-        open::upgrade(&mut connection, path)?;
-        Ok(connection)
     }
 
     /// To be called once all is in it, and before it is read.
@@ -92,8 +84,15 @@ pub(super) fn copy_pages(
     Ok(file.set_journal_mode(JournalMode::Rollback)?)
 }
 
+/// A connection to a new store in the temporary file of a backup. It needs no WAL: after a failure the file is deleted.
+pub(super) fn open_to_fill(path: &Path) -> Result<Connection, OpenError> {
+    let mut connection = scratch(path)?;
+    open::upgrade(&mut connection, path)?;
+    Ok(connection)
+}
+
 /// A connection to an empty file that is synced by us, and thrown away if anything goes wrong.
-pub(super) fn scratch(path: &Path) -> Result<Connection, SaveError> {
+pub(super) fn scratch(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(open::unusable(path))?;
     let pragmas =

@@ -36,6 +36,7 @@ pub use restore::Restoration;
 
 use crate::fs::{Content, open_existing, resolve_links};
 use crate::plant::NewPlant;
+use crate::store::Mode;
 use crate::store::error::{OpenError, SaveError, StoreError, chain};
 use crate::store::query::{Cursor, Days, Filter, Statistics, Walk};
 use crate::store::sqlite::checkpoint::Checkpoints;
@@ -80,52 +81,32 @@ impl Drop for Sqlite {
 }
 
 impl Sqlite {
-    /// Opens a store that is there, beside a server or without one.
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
-        Ok(Self::new(open::shared(path)?))
+    pub(crate) fn open(path: &Path, mode: Mode) -> Result<Self, OpenError> {
+        match mode {
+            Mode::Read => open::to_read(path).map(Self::new),
+            Mode::ReadBackup => open::backup(path).map(Self::new),
+            Mode::Write | Mode::ServeTokens { .. } => open::shared(path).map(Self::new),
+            Mode::Create => {
+                open::create(path)?;
+                open::shared(path).map(Self::new)
+            }
+            Mode::FillBackup => backup::open_to_fill(path).map(Self::new),
+            Mode::Serve { .. } => Self::open_exclusive(path),
+            // The server that is running runs checkpoints only while it adds, so this connection runs its own.
+            Mode::Import => match Self::open_exclusive(path) {
+                Err(OpenError::Locked { .. }) => {
+                    Self::with_checkpoints(open::shared(path)?, None, path)
+                }
+                opened => opened,
+            },
+        }
     }
 
-    /// Opens a store that is there to look at it, or a backup, which is left as it is.
-    pub fn open_to_read(path: &Path) -> Result<Self, OpenError> {
-        Ok(Self::new(open::to_read(path)?))
-    }
-
-    /// Opens a backup to look at it.
-    pub fn open_backup(path: &Path) -> Result<Self, OpenError> {
-        Ok(Self::new(open::at_rest(path)?))
-    }
-
-    /// Opens a new, empty store in a backup file, to be filled with `keep_tokens` and `insert_plants`.
-    pub fn open_to_fill(backup: &BackupFile) -> Result<Self, SaveError> {
-        Ok(Self::new(backup.fill()?))
-    }
-
-    /// Opens a store, making it if it is not there.
-    pub fn open_or_create(path: &Path) -> Result<Self, OpenError> {
-        open::create(path)?;
-        Self::open(path)
-    }
-
-    /// Opens the store for the one server that may use it while it holds the lock, making it if it
-    /// is not there.
-    ///
-    /// Whatever an earlier process left in the log is synced before this returns. Without that, a
-    /// plant whose fsync was cut short would be visible but not durable, and sending it again
-    /// would get a 200 that a power cut undoes.
-    pub fn open_to_serve(path: &Path) -> Result<Self, OpenError> {
+    /// Whatever an earlier process left in the WAL is synced before this returns. Without that, a plant whose fsync was interrupted
+    /// would be visible but not durable, and a replay would get a 200 that a power failure undoes.
+    fn open_exclusive(path: &Path) -> Result<Self, OpenError> {
         let (connection, session) = open::exclusive(path)?;
         Self::with_checkpoints(connection, Some(session), path)
-    }
-
-    /// Opens the store to add much, making it if it is not there: in place of a server if there is none, or else beside
-    /// it. The log is ours to move either way, because a server does so only while it adds.
-    pub fn open_to_import(path: &Path) -> Result<Self, OpenError> {
-        match Self::open_to_serve(path) {
-            Err(OpenError::Locked { .. }) => {
-                Self::with_checkpoints(open::shared(path)?, None, path)
-            }
-            done => done,
-        }
     }
 
     fn with_checkpoints(
@@ -145,8 +126,8 @@ impl Sqlite {
         Ok(store)
     }
 
-    /// Whether another process may be adding as well.
-    pub fn is_beside_another(&self) -> bool {
+    /// True if another process may be adding as well.
+    pub fn is_shared(&self) -> bool {
         self.session.is_none()
     }
 

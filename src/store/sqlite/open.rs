@@ -85,13 +85,13 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
 /// A connection for looking. A backup is not changed by that, and nothing is made beside it.
 pub(super) fn to_read(path: &Path) -> Result<Connection, OpenError> {
     match shared(path) {
-        Err(OpenError::AtRest(_)) => at_rest(path),
+        Err(OpenError::AtRest(_)) => backup(path),
         other => other,
     }
 }
 
 /// A connection for looking at a backup, and at nothing else.
-pub(super) fn at_rest(path: &Path) -> Result<Connection, OpenError> {
+pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
     let name = path.display().to_string();
     if !path.exists() {
         return Err(OpenError::NoFile(name));
