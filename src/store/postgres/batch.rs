@@ -1,4 +1,5 @@
-//! A batch of plants: one statement, or three if an id in it stands for several plants and belongs to one of them.
+//! Adding plants: a batch is one statement, or three if the batch has several plants with one id and another plant of that id is stored.
+//! Also the readiness probe, which is a write.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
@@ -9,10 +10,10 @@ use tokio::time::timeout;
 
 use crate::plant::Plant;
 use crate::store::error::StoreError;
+use crate::store::postgres::Postgres;
 use crate::store::postgres::client::Param;
-use crate::store::postgres::retry::Link;
-use crate::store::postgres::{rows, text};
-use crate::store::types::{Addition, Outcome, TokenId};
+use crate::store::postgres::rows::{self, encode};
+use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
 /// A replay is a write too: its commit waits for the standby, as that of the first time should have. Sorted, so
 /// that two batches cannot wait for each other. Dated by the clock of the database, which is the same for all nodes.
@@ -37,28 +38,35 @@ const PROBE: &str = "
     ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at
     RETURNING started_at = seen_at";
 
-/// Deletes the rows of nodes that have ended, without waiting for anybody.
-const FORGET_NODES: &str = "
+/// Deletes the rows of nodes that have ended, without waiting for locks.
+const DELETE_OLD_NODES: &str = "
     DELETE FROM plantstore.nodes WHERE id IN (
         SELECT id FROM plantstore.nodes WHERE seen_at < now() - INTERVAL '1 day' FOR UPDATE SKIP LOCKED
     )";
 
-/// The number of this process among the nodes.
+/// The row of this process in the table of nodes.
 static NODE: LazyLock<i64> =
     LazyLock::new(|| getrandom::u64().map_or(1, |random| (random >> 1).cast_signed()));
 
-/// For what is good to have and not waited for.
-const NOTE_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a probe tries to connect and to get a first response.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Link {
-    /// Adds plants: an outcome for each, in order, once all of them are committed.
-    pub async fn add(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
+/// The time limit of statements that are optional.
+const OPTIONAL_TIMEOUT: Duration = Duration::from_millis(500);
+
+impl Postgres {
+    /// Adds a batch of plants in one statement: an outcome for each, in order, once all of it is committed.
+    pub(crate) fn add(
+        &mut self,
+        batch: &[Addition],
+        used: &[(TokenId, Timestamp)],
+    ) -> Result<Vec<Outcome>, StoreError> {
         // Of several plants with one id the first is sent, and the others are compared with it.
         let mut first = BTreeMap::new();
         for addition in batch {
             first.entry(addition.plant.id).or_insert(addition);
         }
-        let mut stored = self.insert(first.values().copied()).await?;
+        let mut stored = self.insert(first.values().copied())?;
 
         // Where the first was not the one that is stored, another may be.
         let others: Vec<_> = batch
@@ -70,9 +78,9 @@ impl Link {
             .collect();
         if !others.is_empty() {
             let ids: Vec<_> = others.iter().map(|addition| addition.plant.id).collect();
-            let there = self.there(&ids).await?;
+            let existing = self.existing(&ids)?;
             for other in others {
-                if there.get(&other.plant.id) == Some(&other.plant.plant) {
+                if existing.get(&other.plant.id) == Some(&other.plant.plant) {
                     first.insert(other.plant.id, other);
                 }
             }
@@ -80,7 +88,7 @@ impl Link {
             let again: Vec<_> = again
                 .filter(|addition| ids.contains(&addition.plant.id))
                 .collect();
-            stored.extend(self.insert(again.into_iter()).await?);
+            stored.extend(self.insert(again.into_iter())?);
         }
 
         let mut seen = HashSet::new();
@@ -98,41 +106,42 @@ impl Link {
                 _ => Outcome::Conflict,
             }
         };
-        Ok(batch.iter().map(outcome).collect())
+        let outcomes = batch.iter().map(outcome).collect();
+        if !used.is_empty() {
+            self.update_last_used(used);
+        }
+        Ok(outcomes)
     }
 
-    /// Stores plants with different ids. For each that is stored now just as given: whether this statement has added it. If
-    /// the reply to an attempt is lost after its commit, the next attempt finds those plants there, and they count as already
-    /// stored.
-    async fn insert<'a>(
+    /// Stores plants with different ids. Returns those that are stored now exactly as given, and whether this statement has added
+    /// them. If the response to an attempt is lost after its commit, the next attempt finds those plants stored, and they count as
+    /// replayed.
+    fn insert<'a>(
         &mut self,
         additions: impl Iterator<Item = &'a Addition>,
     ) -> Result<HashMap<i64, bool>, StoreError> {
         let (mut ids, mut names, mut tags, mut tokens) = (vec![], vec![], vec![], vec![]);
         for Addition { plant, token } in additions {
             ids.push(plant.id);
-            names.push(text::stored(&plant.plant.name));
-            tags.push(plant.plant.tag.as_deref().map(text::stored));
+            names.push(encode(&plant.plant.name));
+            tags.push(plant.plant.tag.as_deref().map(encode));
             tokens.push(token.0);
         }
-        let rows = self
-            .until_known(async |session| {
-                let values: [&dyn Param; 4] = [&ids, &names, &tags, &tokens];
-                session.client.query_again(ADD, &values).await
-            })
-            .await?;
+        let rows = self.run(async |session| {
+            let values: [&dyn Param; 4] = [&ids, &names, &tags, &tokens];
+            session.client.query_prepared(ADD, &values).await
+        })?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    /// What each plant is to the one that has its id; none where the id is free.
-    pub async fn compare(
+    pub(crate) fn compare(
         &mut self,
         batch: &[Addition],
     ) -> Result<Vec<Option<Outcome>>, StoreError> {
         let ids: Vec<_> = batch.iter().map(|addition| addition.plant.id).collect();
-        let there = self.there(&ids).await?;
+        let existing = self.existing(&ids)?;
         let outcome = |addition: &Addition| {
-            let stored = there.get(&addition.plant.id)?;
+            let stored = existing.get(&addition.plant.id)?;
             Some(if *stored == addition.plant.plant {
                 Outcome::Replayed
             } else {
@@ -142,42 +151,74 @@ impl Link {
         Ok(batch.iter().map(outcome).collect())
     }
 
-    /// Those of these plants that are stored.
-    async fn there(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
+    /// The plants among these that are stored.
+    fn existing(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
         let sql = "SELECT id, name, tag FROM plantstore.plants WHERE id = ANY($1)";
-        let rows = self
-            .until_known(async |session| session.client.query(sql, &[&ids]).await)
-            .await?;
-        rows.iter().map(rows::plant).collect()
+        self.query(sql, &[&ids])?.iter().map(rows::plant).collect()
     }
 
-    /// Writes the row of this node: who cannot commit a plant now fails here as well.
-    pub async fn rewrite(&mut self) -> Result<(), StoreError> {
-        let row =
-            self.until_known(async |session| session.client.query_one(PROBE, &[&*NODE]).await);
-        let is_first = row.await?.get(0);
-        if is_first && let Some(session) = &self.session {
-            let forgotten = session.client.execute(FORGET_NODES, &[]);
-            if timeout(NOTE_TIMEOUT, forgotten).await.is_err() {
-                self.session = None;
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes when tokens were used, if that is done at once: plants are waiting, and the next minute is noted again.
-    pub async fn note_use(&mut self, used: &[(TokenId, Timestamp)]) {
+    /// Plants are waiting for this to return, so it is skipped if it takes long: the next minute is stored again.
+    fn update_last_used(&mut self, used: &[(TokenId, Timestamp)]) {
         let sql = "UPDATE plantstore.tokens SET last_used_at = $2
                    WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
-        for (token, used_at) in used {
-            let Some(session) = &self.session else {
-                return;
-            };
-            let values: [&dyn Param; 2] = [&token.0, used_at];
-            let noted = session.client.execute(sql, &values);
-            if !matches!(timeout(NOTE_TIMEOUT, noted).await, Ok(Ok(_))) {
-                self.session = None;
+        self.block_on(async |client| {
+            for (token, used_at) in used {
+                let Some(session) = &client.session else {
+                    return;
+                };
+                let values: [&dyn Param; 2] = [&token.0, used_at];
+                let updated = session.client.execute(sql, &values);
+                if !matches!(timeout(OPTIONAL_TIMEOUT, updated).await, Ok(Ok(_))) {
+                    client.session = None;
+                }
             }
+        });
+    }
+
+    pub(crate) fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        let (mut ids, mut names, mut tags) = (vec![], vec![], vec![]);
+        let (mut times, mut tokens) = (vec![], vec![]);
+        for record in plants {
+            ids.push(record.id);
+            names.push(encode(&record.plant.name));
+            tags.push(record.plant.tag.as_deref().map(encode));
+            times.push(record.added_at);
+            tokens.push(record.added_by.0);
         }
+        let sql = "INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
+                   SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
+                   ON CONFLICT (id) DO NOTHING";
+        self.execute(sql, &[&ids, &names, &tags, &times, &tokens])
+            .map(drop)
+    }
+
+    /// Checks that the database accepts writes, with a write to the row of this node.
+    pub(crate) fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
+        if !is_write_due {
+            return Ok(());
+        }
+        // Only this is given up early. A write that waits for its standby keeps its backend until the standby is
+        // back, so abandoning one every few seconds would use up the connections of the server.
+        let timeout_before = self.client.timeout;
+        self.client.timeout = timeout_before.min(PROBE_TIMEOUT);
+        let reached = self.run(async |session| session.client.batch_execute("SELECT 1").await);
+        self.client.timeout = timeout_before;
+        match reached {
+            // It wrote nothing.
+            Err(StoreError::Unknown(cause)) => return Err(StoreError::Unavailable(cause)),
+            reached => reached?,
+        }
+        let is_first = self.query_one(PROBE, &[&*NODE])?.get(0);
+        if is_first {
+            self.block_on(async |client| {
+                if let Some(session) = &client.session {
+                    let deleted = session.client.execute(DELETE_OLD_NODES, &[]);
+                    if timeout(OPTIONAL_TIMEOUT, deleted).await.is_err() {
+                        client.session = None;
+                    }
+                }
+            });
+        }
+        Ok(())
     }
 }

@@ -15,20 +15,20 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Error, Row, RowStream, Statement};
 
 /// A connection for statements. The driver's own `query` and `execute` are not offered: they name every statement.
-pub struct Client {
+pub(super) struct Client {
     driver: tokio_postgres::Client,
     is_direct: bool,
     prepared: OnceCell<Statement>,
 }
 
 /// A value for a statement, with its SQL type.
-pub trait Param: ToSql + Sync {
+pub(super) trait Param: ToSql + Sync {
     /// The type that the statement is parsed with.
     fn sql_type(&self) -> Type;
 }
 
 /// A value that is a column of a row, or an element of an array.
-pub trait Scalar: ToSql + Sync {
+pub(super) trait Scalar: ToSql + Sync {
     /// Its type.
     const TYPE: Type;
     /// The type of an array of it.
@@ -88,7 +88,7 @@ fn typed<'a>(values: &[&'a dyn Param]) -> Typed<'a> {
 
 impl Client {
     /// Over a connection that the driver has made.
-    pub async fn new(driver: tokio_postgres::Client) -> Result<Self, Error> {
+    pub(super) async fn new(driver: tokio_postgres::Client) -> Result<Self, Error> {
         let backend_pid = match driver.query_typed_one("SELECT pg_backend_pid()", &[]).await {
             Ok(row) => row.try_get::<_, i32>(0).ok(),
             // An engine that has no such function.
@@ -103,42 +103,46 @@ impl Client {
     }
 
     /// Whether the connection has ended.
-    pub fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.driver.is_closed()
     }
 
     /// All rows.
-    pub async fn query(&self, sql: &str, values: &[&dyn Param]) -> Result<Vec<Row>, Error> {
+    pub(super) async fn query(&self, sql: &str, values: &[&dyn Param]) -> Result<Vec<Row>, Error> {
         self.driver.query_typed(sql, &typed(values)).await
     }
 
     /// The only row.
-    pub async fn query_one(&self, sql: &str, values: &[&dyn Param]) -> Result<Row, Error> {
+    pub(super) async fn query_one(&self, sql: &str, values: &[&dyn Param]) -> Result<Row, Error> {
         self.driver.query_typed_one(sql, &typed(values)).await
     }
 
     /// The only row, if there is one.
-    pub async fn query_opt(&self, sql: &str, values: &[&dyn Param]) -> Result<Option<Row>, Error> {
+    pub(super) async fn query_opt(&self, sql: &str, values: &[&dyn Param]) -> Result<Option<Row>, Error> {
         self.driver.query_typed_opt(sql, &typed(values)).await
     }
 
     /// The rows as they arrive.
-    pub async fn query_raw(&self, sql: &str, values: &[&dyn Param]) -> Result<RowStream, Error> {
+    pub(super) async fn query_raw(&self, sql: &str, values: &[&dyn Param]) -> Result<RowStream, Error> {
         self.driver.query_typed_raw(sql, typed(values)).await
     }
 
     /// The number of rows.
-    pub async fn execute(&self, sql: &str, values: &[&dyn Param]) -> Result<u64, Error> {
+    pub(super) async fn execute(&self, sql: &str, values: &[&dyn Param]) -> Result<u64, Error> {
         self.driver.execute_typed(sql, &typed(values)).await
     }
 
     /// Statements without values, in one transaction unless they say otherwise.
-    pub async fn batch_execute(&self, sql: &str) -> Result<(), Error> {
+    pub(super) async fn batch_execute(&self, sql: &str) -> Result<(), Error> {
         self.driver.batch_execute(sql).await
     }
 
     /// All rows of the one statement that is run again and again: on a direct connection it is parsed and planned once.
-    pub async fn query_again(&self, sql: &str, values: &[&dyn Param]) -> Result<Vec<Row>, Error> {
+    pub(super) async fn query_prepared(
+        &self,
+        sql: &str,
+        values: &[&dyn Param],
+    ) -> Result<Vec<Row>, Error> {
         if !self.is_direct {
             return self.query(sql, values).await;
         }

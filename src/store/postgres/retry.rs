@@ -1,9 +1,8 @@
-//! A statement is run until what became of it is known: on a new connection if the old one is lost, again if the
-//! server says so, and for no longer than it may take.
+//! Runs a statement until its outcome is known: on a new connection if the old one is lost, again if the server says so, and
+//! within a time limit.
 
 use std::time::Duration;
 
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Error;
 
@@ -17,34 +16,29 @@ use crate::store::postgres::url::Url;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// How long tables that were found to be ours are relied upon. They can be changed under an open connection.
+/// How long the tables count as verified. They can be changed while a connection is open.
 const TABLES_HOLD: Duration = Duration::from_secs(10);
 
-/// For a connection to a server that may accept it and never respond.
+/// A server may accept a connection and never respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a probe tries to connect and to get a first response.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A database, and the connection to it as long as that holds.
-pub struct Link {
-    /// Where it is.
-    pub url: Url,
-    /// Whom we trust, if it is to be encrypted.
-    pub tls: Option<Tls>,
-    /// How long whatever is asked may take, with all attempts.
-    pub timeout: Duration,
-    /// Whether tables that are missing are to be created.
-    pub create: bool,
-    /// Whether the tables were found to be ours before.
-    pub is_verified: bool,
-    /// The connection, while there is one.
-    pub session: Option<Session>,
+/// A database, and the connection to it while there is one.
+pub(super) struct RetryingClient {
+    pub(super) url: Url,
+    /// None if the connection is not encrypted.
+    pub(super) tls: Option<Tls>,
+    /// The time limit of each operation, with all attempts.
+    pub(super) timeout: Duration,
+    /// Missing tables are created.
+    pub(super) create: bool,
+    /// The tables have been verified by an earlier connection.
+    pub(super) is_verified: bool,
+    pub(super) session: Option<Session>,
 }
 
-impl Link {
-    /// The connection, made now if there is none: to a server with safe settings, and with our tables.
-    pub async fn session(&mut self) -> Result<&Session, ConnectError> {
+impl RetryingClient {
+    /// Connects if necessary: to a server with safe settings, and with our tables.
+    pub(super) async fn session(&mut self) -> Result<&Session, ConnectError> {
         // Taken, so that a connection whose check fails, or does not return, is not used again.
         let session = match self.session.take() {
             Some(mut session) if !session.client.is_closed() => {
@@ -75,9 +69,8 @@ impl Link {
         Ok(self.session.insert(session))
     }
 
-    /// Does something that can be done again without harm until it is known to have succeeded, or to have failed
-    /// for good, or until the time is over.
-    pub async fn until_known<T>(
+    /// Runs what can be run again without harm until it has succeeded, or has failed for good, or the time is over.
+    pub(super) async fn run<T>(
         &mut self,
         attempt: impl AsyncFn(&Session) -> Result<T, Error>,
     ) -> Result<T, StoreError> {
@@ -89,11 +82,11 @@ impl Link {
             let cause: Cause = match timeout_at(deadline, self.session()).await {
                 Err(elapsed) => elapsed.into(),
                 Ok(Err(ConnectError::Away(error))) => error,
-                Ok(Err(refused)) => {
+                Ok(Err(rejected)) => {
                     return Err(given_up(
                         may_be_stored,
                         StoreError::Unusable,
-                        refused.into(),
+                        rejected.into(),
                     ));
                 }
                 Ok(Ok(session)) => {
@@ -103,18 +96,18 @@ impl Link {
                     match result {
                         Ok(Ok(done)) if !warned => return Ok(done),
                         Ok(Err(error)) => {
-                            match Meaning::of(&error) {
-                                Meaning::Again => not_stored = StoreError::Busy,
-                                Meaning::Elsewhere => self.session = None,
-                                Meaning::Unknown => {
+                            match Effect::of(&error) {
+                                Effect::NoneYet => not_stored = StoreError::Busy,
+                                Effect::Standby => self.session = None,
+                                Effect::Unknown => {
                                     self.session = None;
                                     may_be_stored = true;
                                 }
-                                Meaning::Full => {
+                                Effect::Full => {
                                     let full = StoreError::Full;
                                     return Err(given_up(may_be_stored, full, error.into()));
                                 }
-                                Meaning::Never => {
+                                Effect::Never => {
                                     // It may be the prepared statement that is of no use any more.
                                     self.session = None;
                                     let unusable = StoreError::Unusable;
@@ -126,10 +119,10 @@ impl Link {
                         Ok(Ok(_)) => {
                             self.session = None;
                             may_be_stored = true;
-                            "the database has warned".into()
+                            "the database has sent a warning".into()
                         }
                         Err(elapsed) => {
-                            // Never a cancel: that could turn a commit that waits into a success.
+                            // Never a cancel request: it would turn a commit that waits for its standby into a success.
                             self.session = None;
                             may_be_stored = true;
                             elapsed.into()
@@ -137,7 +130,7 @@ impl Link {
                     }
                 }
             };
-            tracing::debug!(cause = %chain(&*cause), "another attempt at the database");
+            tracing::debug!(cause = %chain(&*cause), "retrying a database statement");
             let jitter = pause.mul_f64(fraction());
             if Instant::now() + jitter >= deadline {
                 return Err(given_up(may_be_stored, not_stored, cause));
@@ -146,67 +139,39 @@ impl Link {
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
-
-    /// Checks that the database takes writes, with a write that changes nothing.
-    pub async fn probe(&mut self) -> Result<(), StoreError> {
-        // Only this is given up early. A write that waits for its standby keeps its backend until the standby is
-        // back, so abandoning one every few seconds would use up the connections of the server.
-        let timeout_before = self.timeout;
-        self.timeout = timeout_before.min(PROBE_TIMEOUT);
-        let reached = self
-            .until_known(async |session| session.client.batch_execute("SELECT 1").await)
-            .await;
-        self.timeout = timeout_before;
-        match reached {
-            Ok(()) => self.rewrite().await,
-            // It wrote nothing.
-            Err(StoreError::Unknown(cause)) => Err(StoreError::Unavailable(cause)),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// True if there is no connection, or the server has closed it and that has arrived here.
-    pub async fn is_disconnected(&self) -> bool {
-        // The task of the connection runs only while we wait: once to be woken, once to read.
-        yield_now().await;
-        yield_now().await;
-        let session = self.session.as_ref();
-        session.is_none_or(|session| session.client.is_closed())
-    }
 }
 
-/// What an error of a statement means for what it was to do.
-enum Meaning {
-    /// Not done, and the next attempt may succeed.
-    Again,
-    /// Not done, and this server will not do it: it has become a standby.
-    Elsewhere,
-    /// Perhaps done.
+/// What an error says about the effect of a statement.
+enum Effect {
+    /// None, and the next attempt may succeed.
+    NoneYet,
+    /// None, and this server will not run it: it has become a standby.
+    Standby,
     Unknown,
-    /// Not done: no room.
+    /// None: the disk is full.
     Full,
-    /// Not done, and not to be done until a person has changed something.
+    /// None, until the operator has changed something.
     Never,
 }
 
-impl Meaning {
+impl Effect {
     fn of(error: &Error) -> Self {
         let Some(code) = error.code() else {
-            return Self::Unknown; // the connection is gone, or what came is not what was expected
+            return Self::Unknown; // the connection is lost, or the response is invalid
         };
         match code.code() {
-            "25006" => Self::Elsewhere,
+            "25006" => Self::Standby,
             "40003" => Self::Unknown,
             "53100" => Self::Full,
             code if code.starts_with("08") || code.starts_with("57P") => Self::Unknown,
-            // Serialization, deadlock, locks, a query that somebody has cancelled, too little of something.
-            code if ["40", "53", "55", "57"].contains(&&code[..2]) => Self::Again,
+            // Serialization, deadlock, locks, a cancelled query, insufficient resources.
+            code if ["40", "53", "55", "57"].contains(&&code[..2]) => Self::NoneYet,
             _ => Self::Never,
         }
     }
 }
 
-/// An earlier attempt whose response was lost may have stored what a later one could not.
+/// An earlier attempt whose response was lost may have stored what a later one did not.
 fn given_up(may_be_stored: bool, not_stored: fn(Cause) -> StoreError, cause: Cause) -> StoreError {
     if may_be_stored {
         StoreError::Unknown(cause)
@@ -215,7 +180,7 @@ fn given_up(may_be_stored: bool, not_stored: fn(Cause) -> StoreError, cause: Cau
     }
 }
 
-/// Between a half and one. A pause can do without randomness, if there is none.
+/// Between a half and one; without a source of random numbers, one.
 fn fraction() -> f64 {
     let random = getrandom::u32().unwrap_or(u32::MAX);
     0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0

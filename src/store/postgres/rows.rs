@@ -1,16 +1,20 @@
-//! Rows of PostgreSQL as records.
+//! Rows of PostgreSQL as records. PostgreSQL text holds any character but U+0000, so that is stored as U+001A '0', and U+001A itself
+//! as U+001A '1'; every other text is stored as it is.
+
+use std::borrow::Cow;
 
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
 use crate::plant::Plant;
 use crate::store::error::StoreError;
-use crate::store::postgres::text;
 use crate::store::types::{PlantRecord, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
-/// Of `id, name, tag, added_at, added_by`.
-pub fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
+/// The columns that `plant_record` reads.
+pub(super) const PLANT_COLUMNS: &str = "id, name, tag, added_at, added_by";
+
+pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
     let (id, plant) = plant(row)?;
     Ok(PlantRecord {
         id,
@@ -21,21 +25,20 @@ pub fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
 }
 
 /// Of `id, name, tag`.
-pub fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
-    let original = |stored: &str| match text::original(stored) {
-        Some(text) => Ok(text.into_owned()),
-        None => Err(StoreError::Damaged("a plant is not what was stored".into())),
+pub(super) fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
+    let decode = |stored| {
+        let decoded = decode(stored).map(Cow::into_owned);
+        decoded.ok_or_else(|| StoreError::Damaged("a plant is not what was stored".into()))
     };
     let tag: Option<&str> = row.get(2);
     let plant = Plant {
-        name: original(row.get(1))?,
-        tag: tag.map(original).transpose()?,
+        name: decode(row.get(1))?,
+        tag: tag.map(decode).transpose()?,
     };
     Ok((row.get(0), plant))
 }
 
-/// Of all columns, by name.
-pub fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
+pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     let damaged = || StoreError::Damaged("a token is not what was stored".into());
     let digest: &[u8] = row.get("digest");
     let digest = digest.try_into().map_err(|_| damaged())?;
@@ -58,7 +61,77 @@ pub fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     })
 }
 
-/// As precise as records are.
+/// Records have milliseconds, as in SQLite.
 fn to_the_millisecond(time: Timestamp) -> Timestamp {
     Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
+}
+
+const ESCAPE: char = '\u{1a}';
+const NUL: char = '0';
+const ITSELF: char = '1';
+
+/// The text as it is stored.
+pub(super) fn encode(text: &str) -> Cow<'_, str> {
+    if !text.contains(['\0', ESCAPE]) {
+        return Cow::Borrowed(text);
+    }
+    let mut stored = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '\0' => stored.extend([ESCAPE, NUL]),
+            ESCAPE => stored.extend([ESCAPE, ITSELF]),
+            c => stored.push(c),
+        }
+    }
+    Cow::Owned(stored)
+}
+
+/// The text that was stored; none if it was not stored by plantstore.
+pub(super) fn decode(stored: &str) -> Option<Cow<'_, str>> {
+    if !stored.contains(ESCAPE) {
+        return Some(Cow::Borrowed(stored));
+    }
+    let mut text = String::with_capacity(stored.len());
+    let mut chars = stored.chars();
+    while let Some(c) = chars.next() {
+        text.push(match c {
+            ESCAPE => match chars.next()? {
+                NUL => '\0',
+                ITSELF => ESCAPE,
+                _ => return None,
+            },
+            c => c,
+        });
+    }
+    Some(Cow::Owned(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_people_write_is_stored_as_it_is() {
+        for text in [
+            "",
+            "Monstera",
+            "Ficus \"lyrata\"",
+            "C:\\plants",
+            "🌱\u{301}",
+        ] {
+            assert_eq!(encode(text), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_string_comes_back_and_none_holds_a_nul(text in "[\0\u{1a}01a🌱]*") {
+            let stored = encode(&text);
+            prop_assert!(!stored.contains('\0'));
+            let back = decode(&stored);
+            prop_assert_eq!(back.as_deref(), Some(&*text));
+        }
+    }
 }

@@ -127,7 +127,7 @@ enum Found {
 
 /// When the tables are looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Occasion {
+pub(super) enum Occasion {
     /// By a process that has not used this database before.
     First {
         /// Missing tables are to be created, and those of an earlier version moved.
@@ -138,19 +138,19 @@ pub enum Occasion {
 }
 
 /// Makes sure that our tables are there and as we expect them.
-pub async fn ensure(client: &Client, occasion: Occasion) -> Result<(), ConnectError> {
+pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), ConnectError> {
     let is_first = occasion != Occasion::Again;
     let mut attempt = 1;
     loop {
         let found = match look(client, is_first).await {
             // Another node may be moving the tables between two of our queries.
-            Err(ConnectError::Refused(_)) => look(client, is_first).await?,
+            Err(ConnectError::Unsafe(_)) => look(client, is_first).await?,
             found => found?,
         };
         let migrated = match found {
             Found::Current => return Ok(()),
             _ if occasion == Occasion::Again => {
-                return Err(ConnectError::Refused(
+                return Err(ConnectError::Unsafe(
                     "its schema plantstore, which this process has used, is no longer there; restore it"
                         .to_owned(),
                 ));
@@ -284,7 +284,7 @@ async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
     let ours = schemas.remove("plantstore");
     let has_schema = ours.is_some();
     let ours = ours.unwrap_or_default();
-    let refused = |problem: String| Err(ConnectError::Refused(problem));
+    let refused = |problem: String| Err(ConnectError::Unsafe(problem));
 
     let version = match ours.get("schema_version") {
         Some(table) if table.problem(VERSIONS).is_none() => {
@@ -330,7 +330,7 @@ async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
         let table = format!("{}.plantstore_schema", quoted(schema));
         let their_version = match self::version(client, &table).await {
             // Our own tables can be used without rights on those of an earlier version.
-            Err(ConnectError::Refused(_)) if version.is_some() => continue,
+            Err(ConnectError::Unsafe(_)) if version.is_some() => continue,
             found => found?,
         };
         match their_version {
@@ -411,7 +411,7 @@ async fn version(client: &Client, table: &str) -> Result<Option<i64>, ConnectErr
         Ok(row) => Ok(row.get(0)),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let message = error.as_db_error().map_or("", |error| error.message());
-            Err(ConnectError::Refused(format!(
+            Err(ConnectError::Unsafe(format!(
                 "its role lacks rights ({message}); grant those that docs/operations.md lists"
             )))
         }

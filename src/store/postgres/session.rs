@@ -24,24 +24,24 @@ const SETTINGS_HOLD: Duration = Duration::from_secs(1);
 const CLOCK_DIFFERENCE_MAX: SignedDuration = SignedDuration::from_secs(10);
 
 /// A connection, and whether the server has warned on it.
-pub struct Session {
+pub(super) struct Session {
     /// For statements.
-    pub client: Client,
+    pub(super) client: Client,
     warned: Arc<AtomicBool>,
     checked_at: Instant,
     /// When the tables were last found to be ours.
-    pub verified_at: Instant,
+    pub(super) verified_at: Instant,
 }
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+pub(super) enum ConnectError {
     /// It may work later: the server is away, starting, full or read-only.
     #[error("the database cannot be reached")]
     Away(#[source] Cause),
     /// The server would acknowledge what it can lose, or has what we do not know.
     #[error("{0}")]
-    Refused(String),
+    Unsafe(String),
     /// It needs a person: a password, a right, a name.
     #[error("the database refuses us")]
     Rejected(#[source] tokio_postgres::Error),
@@ -58,7 +58,7 @@ pub enum ConnectError {
 
 impl Session {
     /// Connects to the first host that can be written to.
-    pub async fn connect(url: &Url, tls: Option<&Tls>) -> Result<Self, ConnectError> {
+    pub(super) async fn connect(url: &Url, tls: Option<&Tls>) -> Result<Self, ConnectError> {
         let warned = Arc::new(AtomicBool::new(false));
         let client = if let Some(tls) = tls {
             let (client, connection) = url.config.connect(tls.clone()).await.map_err(away)?;
@@ -80,14 +80,14 @@ impl Session {
     }
 
     /// Makes sure that the tables are ours. An error means that the connection must not be used.
-    pub async fn verify(&mut self, occasion: Occasion) -> Result<(), ConnectError> {
+    pub(super) async fn verify(&mut self, occasion: Occasion) -> Result<(), ConnectError> {
         schema::ensure(&self.client, occasion).await?;
         self.verified_at = Instant::now();
         Ok(())
     }
 
     /// Reads the settings again, if that was some time ago. An error means that the connection must not be used.
-    pub async fn check_again(&mut self) -> Result<(), ConnectError> {
+    pub(super) async fn check_again(&mut self) -> Result<(), ConnectError> {
         if self.checked_at.elapsed() >= SETTINGS_HOLD {
             check_settings(&self.client).await?;
             self.checked_at = Instant::now();
@@ -96,12 +96,12 @@ impl Session {
     }
 
     /// Forgets what the server has warned of so far.
-    pub fn expect_no_warning(&self) {
+    pub(super) fn expect_no_warning(&self) {
         self.warned.store(false, Ordering::SeqCst);
     }
 
     /// Whether it has warned since. A commit that stops waiting for its standby is a success with a warning.
-    pub fn has_warned(&self) -> bool {
+    pub(super) fn has_warned(&self) -> bool {
         self.warned.load(Ordering::SeqCst)
     }
 }
@@ -143,7 +143,7 @@ async fn check_settings(client: &Client) -> Result<(), ConnectError> {
     } else {
         return Ok(());
     };
-    Err(ConnectError::Refused(format!(
+    Err(ConnectError::Unsafe(format!(
         "the database server is not safe to use, {problem}"
     )))
 }
@@ -195,7 +195,7 @@ where
 }
 
 /// What a failed connection means. Without a code nobody has answered.
-pub fn away(error: tokio_postgres::Error) -> ConnectError {
+pub(super) fn away(error: tokio_postgres::Error) -> ConnectError {
     let Some(code) = error.code() else {
         return ConnectError::Away(error.into());
     };

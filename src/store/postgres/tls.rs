@@ -17,11 +17,11 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 /// Who is trusted.
 #[derive(Clone)]
-pub struct Tls(Arc<ClientConfig>);
+pub(super) struct Tls(Arc<ClientConfig>);
 
 impl Tls {
     /// Trusts the certificates in this file, and no others.
-    pub fn trusting(roots_path: &Path) -> io::Result<Self> {
+    pub(super) fn trusting(roots_path: &Path) -> io::Result<Self> {
         let invalid = |error: &dyn std::fmt::Display| {
             io::Error::new(io::ErrorKind::InvalidData, error.to_string())
         };
@@ -59,7 +59,7 @@ where
 }
 
 /// One handshake to come.
-pub struct Handshake {
+pub(super) struct Handshake {
     connector: TlsConnector,
     name: ServerName<'static>,
 }
@@ -78,7 +78,7 @@ where
 }
 
 /// The connection behind the handshake.
-pub struct Encrypted<S>(tokio_rustls::client::TlsStream<S>);
+pub(super) struct Encrypted<S>(tokio_rustls::client::TlsStream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
     fn channel_binding(&self) -> ChannelBinding {

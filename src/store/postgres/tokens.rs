@@ -1,81 +1,102 @@
-//! Tokens in PostgreSQL: each statement can be run again when its answer was lost.
+//! Tokens in PostgreSQL. Each statement can be run again if its response was lost.
 
 use jiff::Timestamp;
 
 use crate::store::error::StoreError;
-use crate::store::postgres::client::Param;
-use crate::store::postgres::retry::Link;
+use crate::store::postgres::Postgres;
 use crate::store::postgres::rows;
 use crate::store::types::{NewToken, TokenRecord};
 use crate::token::TokenDigest;
 
-impl Link {
-    /// Keeps a new token. False when the name is taken.
-    pub async fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
-        let id = number(&token.digest);
+const SELECT: &str = "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at FROM plantstore.tokens";
+
+impl Postgres {
+    pub(crate) fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+        let digest: &[u8] = token.digest.as_bytes();
+        let id = id_of(&token.digest);
         let rate_limit = token.rate_limit.map(i64::from);
-        let now = Timestamp::now();
-        // The same digest is this very token, stored by an attempt whose answer was lost.
+        // The same digest is this very token, stored by an attempt whose response was lost.
         let sql =
             "INSERT INTO plantstore.tokens (id, name, digest, rate_limit, created_at, expires_at)
-                   VALUES ($1, $2, $3, $4, $5, $6)
-                   ON CONFLICT (name) DO UPDATE SET name = excluded.name
-                   WHERE tokens.digest = excluded.digest";
-        let digest: &[u8] = token.digest.as_bytes();
-        let created = self.until_known(async |session| {
-            let values: [&dyn Param; 6] = [
+             VALUES ($1, $2, $3, $4, $5, $6)
+             ON CONFLICT (name) DO UPDATE SET name = excluded.name
+             WHERE tokens.digest = excluded.digest";
+        let now = Timestamp::now();
+        let created = self.execute(
+            sql,
+            &[
                 &id,
                 &token.name,
                 &digest,
                 &rate_limit,
                 &now,
                 &token.expires_at,
-            ];
-            session.client.execute(sql, &values).await
-        });
-        Ok(created.await? == 1)
+            ],
+        )?;
+        Ok(created == 1)
     }
 
-    /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
-    /// revoked before.
-    pub async fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
+    pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
         let now = Timestamp::now();
         let sql = "UPDATE plantstore.tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING revoked_at";
-        let row =
-            self.until_known(async |session| session.client.query_opt(sql, &[&name, &now]).await);
-        let revoked_at = row.await?.map(|row| row.get::<_, Timestamp>(0));
+        let row = self.query_opt(sql, &[&name, &now])?;
+        let revoked_at = row.map(|row| row.get::<_, Timestamp>(0));
         Ok(revoked_at.map(|time| time.as_microsecond() == now.as_microsecond()))
     }
 
-    /// Whether there is any token, revoked ones included.
-    pub async fn has_tokens(&mut self) -> Result<bool, StoreError> {
+    pub(crate) fn has_tokens(&mut self) -> Result<bool, StoreError> {
         let sql = "SELECT EXISTS (SELECT 1 FROM plantstore.tokens)";
-        let row = self.until_known(async |session| session.client.query_one(sql, &[]).await);
-        Ok(row.await?.get(0))
+        Ok(self.query_one(sql, &[])?.get(0))
     }
 
-    /// Every token, oldest first.
-    pub async fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
-        let sql =
-            "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at
-                   FROM plantstore.tokens ORDER BY created_at, id";
-        let rows = self.until_known(async |session| session.client.query(sql, &[]).await);
-        rows.await?.iter().map(rows::token_record).collect()
+    pub(crate) fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
+        let rows = self.query(&format!("{SELECT} ORDER BY created_at, id"), &[])?;
+        rows.iter().map(rows::token_record).collect()
     }
 
-    /// The token with this digest.
-    pub async fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
+    pub(crate) fn token(
+        &mut self,
+        digest: &TokenDigest,
+    ) -> Result<Option<TokenRecord>, StoreError> {
         let digest: &[u8] = digest.as_bytes();
-        let sql =
-            "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at
-                   FROM plantstore.tokens WHERE digest = $1";
-        let row = self.until_known(async |session| session.client.query_opt(sql, &[&digest]).await);
-        row.await?.as_ref().map(rows::token_record).transpose()
+        let row = self.query_opt(&format!("{SELECT} WHERE digest = $1"), &[&digest])?;
+        row.as_ref().map(rows::token_record).transpose()
+    }
+
+    /// A token whose id or name another token has is left out.
+    pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        let insert = "INSERT INTO plantstore.tokens
+                        (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
+                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                      ON CONFLICT DO NOTHING";
+        let update = "UPDATE plantstore.tokens SET
+                        revoked_at = CASE WHEN revoked_at < $2 THEN revoked_at ELSE coalesce($2, revoked_at) END,
+                        last_used_at = CASE WHEN last_used_at > $3 THEN last_used_at ELSE coalesce($3, last_used_at) END
+                      WHERE digest = $1";
+        for token in tokens {
+            let digest: &[u8] = token.digest.as_bytes();
+            let rate_limit = token.rate_limit.map(i64::from);
+            self.execute(
+                insert,
+                &[
+                    &token.id.0,
+                    &&*token.name,
+                    &digest,
+                    &rate_limit,
+                    &token.created_at,
+                    &token.expires_at,
+                    &token.revoked_at,
+                    &token.last_used_at,
+                ],
+            )?;
+            self.execute(update, &[&digest, &token.revoked_at, &token.last_used_at])?;
+        }
+        Ok(())
     }
 }
 
-/// The number of a token: positive, and unlike any other, as its digest is.
-fn number(digest: &TokenDigest) -> i64 {
+/// Positive, and as unique as the digest.
+fn id_of(digest: &TokenDigest) -> i64 {
     let (first, _) = digest.as_bytes().split_at(8);
     i64::from_be_bytes(first.try_into().expect("8 bytes")) & i64::MAX
 }
