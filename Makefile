@@ -19,9 +19,9 @@ test: setup check deny it browser faults-share schemathesis
 check: fmt lint docs
 
 # Installs what the tests run: curl and sqlite3 (the README's commands), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
-# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), Node and Chromium (the docs page). A
+# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs), Node and Chromium (the docs page). A
 # share of the faults mounts a small file system, which needs root, or sudo.
-setup: $(TOOLS)/bin/promtool
+setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
 	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv nodejs npm chromium
 
 fmt:
@@ -46,14 +46,21 @@ $(TOOLS)/bin/cargo-deny:
 
 # Reads our metrics, alerts and dashboard as Prometheus does.
 $(TOOLS)/bin/promtool:
-	scripts/unpack-promtool $@
+	scripts/unpack-tool prometheus /usr/bin/promtool $@
+
+# Check the reverse proxy configurations of docs/security.md.
+$(TOOLS)/bin/nginx:
+	scripts/unpack-tool nginx /usr/sbin/nginx $@
+
+$(TOOLS)/bin/caddy:
+	scripts/unpack-tool caddy /usr/bin/caddy $@
 
 build:
 	$(CARGO) build --release --locked
 
 it: build
 	$(CARGO) test --locked
-	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: operations:: outage::an_outage_of_the_database
+	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database
 
 # The docs page in a real browser. What it looked like is then in target/docs-page.
 browser: build

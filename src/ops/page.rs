@@ -1,5 +1,5 @@
 //! The figures as Prometheus reads them (text format 0.0.4): base units, bounded labels. A name never changes its
-//! meaning; `docs/operations.md` lists them, and a test holds the two together.
+//! meaning; `docs/monitoring.md` lists them, and a test holds the two together.
 
 use std::fmt::{Display, Write};
 use std::time::SystemTime;

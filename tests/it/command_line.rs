@@ -377,9 +377,9 @@ fn no_error_repeats_a_token() {
 }
 
 #[test]
-fn the_readme_lists_every_setting_with_its_variable_and_default() {
+fn the_configuration_page_lists_every_setting_with_its_variable_and_default() {
     let directory = directory();
-    let readme = include_str!("../../README.md");
+    let page = include_str!("../../docs/configuration.md");
     let help = run_ok(directory.path(), &["serve", "--help"]);
     let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut settings = 0;
@@ -394,9 +394,12 @@ fn the_readme_lists_every_setting_with_its_variable_and_default() {
             .map(|(_, rest)| rest.split(']').next().expect("an end"));
         let default = default.map_or("none".to_owned(), |default| format!("`{default}`"));
         let row = format!("| `--{flag}` | `{variable}` | {default} |");
-        assert!(readme.contains(&row), "README.md has no row {row}");
+        assert!(
+            page.contains(&row),
+            "docs/configuration.md has no row {row}"
+        );
         settings += 1;
     }
     assert!(settings >= 11, "{help}");
-    assert_eq!(readme.matches("| `--").count(), settings);
+    assert_eq!(page.matches("| `--").count(), settings);
 }

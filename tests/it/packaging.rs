@@ -288,6 +288,53 @@ fn the_unit_runs_the_packaged_settings_and_lets_the_service_drain() {
     assert!(seconds(value("TimeoutStopSec")) >= seconds(drain) + 5);
 }
 
+#[test]
+fn the_backup_unit_makes_a_backup_per_day_and_deletes_old_ones() {
+    let unit = include_str!("../../deploy/plantstore-backup.service");
+    let timer = include_str!("../../deploy/plantstore-backup.timer");
+    assert!(timer.contains("\nOnCalendar=") && timer.contains("\nWantedBy=timers.target"));
+    assert!(unit.contains("\nStateDirectory=plantstore plantstore-backup\n"));
+
+    let directory = directory();
+    let place = directory.path().to_str().expect("UTF-8");
+    run_ok(directory.path(), &["token", "create", "x"]);
+    let old = directory
+        .path()
+        .join("plantstore-backup/plants-2026-01-01.backup");
+    bash(
+        directory.path(),
+        &format!(
+            "mkdir plantstore-backup; touch -d '20 days ago' '{}'",
+            old.display()
+        ),
+    );
+    let command = |key: &str| {
+        let found = unit.lines().find_map(|line| line.strip_prefix(key));
+        let found = found.unwrap_or_else(|| panic!("{key}"));
+        found
+            .replace("%S", place)
+            .replace("%%", "%")
+            .replace("$$", "$")
+            .replace("/usr/bin/plantstore", env!("CARGO_BIN_EXE_plantstore"))
+            .replace(
+                "--config /etc/plantstore/plantstore.toml",
+                "--store sqlite:plantstore.db",
+            )
+            .replace("plants-*.backup*", "'plants-*.backup*'")
+    };
+    for _ in 0..2 {
+        bash(directory.path(), &command("ExecStart="));
+        let rotate = command("ExecStartPost=");
+        bash(directory.path(), &format!("KEEP_DAYS=14; {rotate}"));
+    }
+    assert!(!old.exists());
+    let backup = bash(directory.path(), "ls plantstore-backup/plants-*.backup");
+    assert_eq!(
+        run_ok(directory.path(), &["check", backup.trim()]),
+        "no damage: plants 0, tokens 1\n"
+    );
+}
+
 /// Where systemd would listen.
 fn service_manager(directory: &Path) -> UnixDatagram {
     let socket = UnixDatagram::bind(directory.join("notify")).expect("a socket");

@@ -412,7 +412,7 @@ async fn version(client: &Client, table: &str) -> Result<Option<i64>, ConnectErr
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let message = error.as_db_error().map_or("", |error| error.message());
             Err(ConnectError::Unsafe(format!(
-                "its role lacks rights ({message}); grant those that docs/operations.md lists"
+                "its role lacks rights ({message}); grant those that docs/high-availability.md lists"
             )))
         }
         // Moved or dropped since it was seen; or not a version of ours.

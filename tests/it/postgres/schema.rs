@@ -239,7 +239,7 @@ fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_no
         drop(server);
         if schema == "public" {
             // The way back, as documented, and forth again.
-            let docs = include_str!("../../../docs/operations.md");
+            let docs = include_str!("../../../docs/upgrading.md");
             let (_, back) = docs.split_once("```sql\n").expect("SQL");
             let (back, _) = back.split_once("```").expect("an end");
             sql(&url, back);
@@ -325,7 +325,7 @@ fn a_role_without_rights_on_our_schema_is_told_so() {
         sentence.contains("permission denied for schema plantstore"),
         "{sentence}"
     );
-    assert!(sentence.contains("docs/operations.md"), "{sentence}");
+    assert!(sentence.contains("docs/high-availability.md"), "{sentence}");
     sql(&url, &format!("DROP ROLE {role}"));
 }
 

@@ -1,0 +1,479 @@
+//! README.md and docs/: their commands are run, their links lead somewhere, their examples for other programs are valid.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::harness::{Server, directory, postgres, run_ok, wait_for_exit, wait_until};
+use crate::markdown::{self, Block, block, blocks};
+use crate::postgres::{address, sql, url};
+
+const README: &str = include_str!("../../README.md");
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn page(name: &str) -> String {
+    let path = Path::new(ROOT).join("docs").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Runs the `sh` blocks of a page in the directory of a running service. Its addresses replace those of the page.
+fn run_page(name: &str) {
+    let server = Server::start();
+    server.token();
+    let store = postgres::store(server.directory());
+    let store = store.as_deref().map(|store| ("PLANTSTORE_STORE", store));
+    let page = page(name)
+        .replace("127.0.0.1:8080", &server.address().to_string())
+        .replace("127.0.0.1:9090", &server.ops_address().to_string());
+    markdown::run(&blocks(&page), server.directory(), store.as_slice());
+}
+
+macro_rules! pages {
+    ($($test:ident $name:literal,)+) => {
+        $(#[test]
+        fn $test() {
+            run_page($name);
+        })+
+
+        /// The pages whose commands are run.
+        const PAGES: &[&str] = &[$($name,)+ "high-availability.md", "migration.md"];
+    };
+}
+
+pages! {
+    page_installation "installation.md",
+    page_configuration "configuration.md",
+    page_authentication "authentication.md",
+    page_querying "querying.md",
+    page_import_export "import-export.md",
+    page_backup "backup.md",
+    page_monitoring "monitoring.md",
+    page_security "security.md",
+    page_upgrading "upgrading.md",
+    page_troubleshooting "troubleshooting.md",
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn page_high_availability_and_page_migration() {
+    let directory = directory();
+    let server = url(directory.path());
+    let host = address(&server).ip().to_string();
+    let port = address(&server).port().to_string();
+    let variables = [("PGHOST", &*host), ("PGPORT", &*port)];
+
+    let mut text = page("high-availability.md");
+    for port in ["8081", "8082", "8083", "9091", "9092", "9093"] {
+        text = text.replace(port, &free_port().to_string());
+    }
+    assert_eq!(
+        markdown::run(&blocks(&text), directory.path(), &variables),
+        1
+    );
+
+    sql(&server, "DROP DATABASE plants WITH (FORCE)");
+    sql(&server, "CREATE DATABASE plants OWNER plantstore_owner");
+    let source = ["--store", "sqlite:plantstore.db"];
+    run_ok(
+        directory.path(),
+        &[&["token", "create", "a"], &source[..]].concat(),
+    );
+    markdown::run(&blocks(&page("migration.md")), directory.path(), &variables);
+}
+
+#[test]
+fn the_commands_of_every_page_are_run() {
+    let docs = Path::new(ROOT).join("docs");
+    for (path, text) in markdown_files() {
+        if path.parent() == Some(&docs) && blocks(&text).iter().any(Block::is_shell) {
+            let name = path.file_name().and_then(OsStr::to_str).expect("a name");
+            assert!(PAGES.contains(&name), "{name} is not run");
+        }
+    }
+    for name in PAGES {
+        assert!(page("README.md").contains(&format!("]({name})")), "{name}");
+    }
+}
+
+/// `cargo run` and the server that it has started, which is known by the process id in its lock file.
+struct CargoRun {
+    cargo: Child,
+    lock: PathBuf,
+}
+
+impl CargoRun {
+    fn terminate(&self) {
+        if let Ok(lock) = fs::read_to_string(&self.lock) {
+            let pid = lock.lines().next().unwrap_or_default().trim();
+            let _ = Command::new("kill").arg(pid).status();
+        }
+    }
+}
+
+impl Drop for CargoRun {
+    fn drop(&mut self) {
+        if self.cargo.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.terminate();
+            let _ = self.cargo.kill();
+            let _ = self.cargo.wait();
+        }
+    }
+}
+
+#[test]
+fn readme_commands_print_what_it_says() {
+    // Below the project, so that cargo finds it.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
+    let link = directory.path().join("target");
+    std::os::unix::fs::symlink(target.expect("target"), link).expect("a link");
+    let address = format!("127.0.0.1:{}", free_port());
+    let mut blocks = blocks(&README.replace("127.0.0.1:8080", &address));
+    let start = blocks.remove(0);
+    assert_eq!(start.text, "cargo run --release -- serve\n");
+    blocks.retain(|block| block.text != "make test\n");
+
+    let log = directory.path().join("log");
+    let mut server = CargoRun {
+        cargo: Command::new("bash")
+            .args(["-euc", &format!("exec {}", start.text)])
+            .env("PLANTSTORE_LISTEN", &address)
+            .env("PLANTSTORE_OPS_LISTEN", "127.0.0.1:0")
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .stderr(fs::File::create(&log).expect("a file"))
+            .spawn()
+            .expect("cargo runs"),
+        lock: directory.path().join("plantstore.db-lock"),
+    };
+    let logged = || fs::read_to_string(&log).expect("a file");
+    let mut ended = false;
+    // It may have to be built first, which takes longer than one wait.
+    for _ in 0..40 {
+        let wait =
+            std::panic::catch_unwind(|| wait_until("it listens", || logged().contains("curl ")));
+        ended = server.cargo.try_wait().expect("a child").is_some();
+        if wait.is_ok() || ended {
+            break;
+        }
+    }
+    assert!(!ended, "{}", logged());
+
+    assert!(markdown::run(&blocks, directory.path(), &[]) >= 5);
+    server.terminate();
+    assert!(wait_for_exit(&mut server.cargo).success());
+}
+
+#[test]
+fn readme_is_short_and_names_what_ci_runs() {
+    assert!(README.lines().count() <= 130);
+    let ci = include_str!("../../.ci/run");
+    assert!(
+        ci.lines().any(|line| line.trim() == "exec make test"),
+        "{ci}"
+    );
+    assert!(README.contains("```sh\nmake test\n```"));
+}
+
+/// Runs a `console` block that stops and starts the service, as its user would, on the store of this directory.
+fn run_as_operator(server: Server, script: &str) -> Server {
+    let directory = server.directory().to_owned();
+    let mut server = Some(server);
+    for line in script.lines() {
+        let command = line.strip_prefix("# ").expect("a command");
+        match command {
+            "systemctl stop plantstore" => {
+                assert!(server.as_mut().expect("it runs").terminate().success());
+            }
+            "systemctl start plantstore" => server = Some(Server::start_in(&directory, &[])),
+            _ if command.starts_with("cd ") => {}
+            _ => {
+                let text = command
+                    .replace("sudo -u plantstore ", "")
+                    .replace(" --config /etc/plantstore/plantstore.toml", "");
+                let language = "sh".to_owned();
+                markdown::run(&[Block { language, text }], &directory, &[]);
+            }
+        }
+    }
+    server.expect("it was started")
+}
+
+#[test]
+fn the_documented_restore_replaces_the_store() {
+    let directory = directory();
+    let server = Server::start_in(directory.path(), &[]);
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    run_ok(directory.path(), &["backup", "plants.backup"]);
+    server.add_ok(r#"{"id":2,"name":"y"}"#);
+    let server = run_as_operator(server, &block(&page("backup.md"), "Restore", "console"));
+    assert_eq!(server.plants(), [(1, "x".to_owned(), None)]);
+}
+
+#[test]
+fn the_documented_deletion_frees_the_id() {
+    let directory = directory();
+    let server = Server::start_in(directory.path(), &[]);
+    server.add_ok(r#"{"id":2,"name":"y"}"#);
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    let script = block(&page("querying.md"), "Change or delete a plant", "console");
+    let server = run_as_operator(server, &script);
+    assert_eq!(server.plants(), [(2, "y".to_owned(), None)]);
+    server.add_ok(r#"{"id":1,"name":"z"}"#);
+    assert_eq!(
+        run_ok(directory.path(), &["check"]),
+        "no damage: plants 2, tokens 1\n"
+    );
+}
+
+/// A certificate for 127.0.0.1 in `fullchain.pem`, its key in `privkey.pem`, and both in `plants.pem`.
+fn make_certificate(directory: &Path) {
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=plants -days 2 \
+                  -keyout privkey.pem -out fullchain.pem -addext subjectAltName=IP:127.0.0.1 2> openssl.log\n\
+                  cat fullchain.pem privkey.pem > plants.pem\n";
+    let (language, text) = ("sh".to_owned(), script.to_owned());
+    markdown::run(&[Block { language, text }], directory, &[]);
+}
+
+/// A program that `make setup` puts in target/tools, or one that is installed.
+fn tool(name: &str) -> Command {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
+    let unpacked = target.expect("target").join("tools/bin").join(name);
+    Command::new(if unpacked.exists() {
+        unpacked
+    } else {
+        name.into()
+    })
+}
+
+/// Ends with the test.
+struct Proxy(Child);
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // The parent of worker processes has to end them.
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
+}
+
+/// Adds a plant through a proxy that terminates TLS.
+fn add_through(mut proxy: Command, port: u16, server: &Server) {
+    let program = proxy.get_program().display().to_string();
+    let proxy = proxy.current_dir(server.directory()).spawn();
+    let _proxy = Proxy(proxy.unwrap_or_else(|_| panic!("{program}; `make setup` installs it")));
+    let text = format!(
+        "curl -sS --retry 30 --retry-connrefused --retry-delay 1 --cacert fullchain.pem https://127.0.0.1:{port}/plants \
+         -H 'Authorization: Bearer {}' -H 'Content-Type: application/json' -H 'x-request-id: from-a-client' \
+         -d '{{\"id\":1,\"name\":\"Monstera\"}}'\n",
+        server.token()
+    );
+    let language = "sh".to_owned();
+    let expected = Block {
+        language: "json".to_owned(),
+        text: "{\"name\":\"Monstera\"}".to_owned(),
+    };
+    let blocks = [Block { language, text }, expected];
+    markdown::run(&blocks, server.directory(), &[]);
+}
+
+#[test]
+fn the_haproxy_example_terminates_tls() {
+    let server = Server::start();
+    make_certificate(server.directory());
+    let port = free_port();
+    let config = block(&page("security.md"), "HAProxy", "haproxy")
+        .replace("bind :443", &format!("bind 127.0.0.1:{port}"))
+        .replace("/etc/haproxy/plants.pem", "plants.pem")
+        .replace("127.0.0.1:8080", &server.address().to_string())
+        .replace(
+            "port 9090",
+            &format!("port {}", server.ops_address().port()),
+        );
+    fs::write(server.directory().join("haproxy.cfg"), config).expect("a file");
+    let mut proxy = tool("haproxy");
+    proxy.args(["-db", "-q", "-f", "haproxy.cfg"]);
+    add_through(proxy, port, &server);
+}
+
+#[test]
+fn the_nginx_example_terminates_tls() {
+    let server = Server::start();
+    make_certificate(server.directory());
+    let port = free_port();
+    let config = block(&page("security.md"), "nginx", "nginx")
+        .replace("listen 443", &format!("listen 127.0.0.1:{port}"))
+        .replace(
+            "/etc/ssl/plants/",
+            &format!("{}/", server.directory().display()),
+        )
+        .replace("127.0.0.1:8080", &server.address().to_string());
+    let config = format!(
+        "daemon off; pid nginx.pid; error_log stderr; events {{}}\n\
+         http {{ access_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;\n\
+         uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n{config}}}\n"
+    );
+    fs::write(server.directory().join("nginx.conf"), config).expect("a file");
+    let mut proxy = tool("nginx");
+    let directory = server.directory().to_str().expect("UTF-8");
+    proxy.args(["-p", directory, "-c", "nginx.conf", "-e", "stderr"]);
+    add_through(proxy, port, &server);
+}
+
+#[test]
+fn the_caddy_example_is_valid() {
+    let directory = directory();
+    let config = block(&page("security.md"), "Caddy", "caddyfile");
+    fs::write(directory.path().join("Caddyfile"), config).expect("a file");
+    let mut caddy = tool("caddy");
+    caddy
+        .args([
+            "validate",
+            "--config",
+            "Caddyfile",
+            "--adapter",
+            "caddyfile",
+        ])
+        .env("HOME", directory.path())
+        .current_dir(directory.path());
+    let output = caddy.output().expect("caddy runs; `make setup` gets it");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn the_haproxy_load_balancer_example_is_valid() {
+    let directory = directory();
+    let before = "defaults\n  mode http\n  timeout connect 1s\n  timeout client 1m\n  timeout server 1m\n\
+                  frontend all\n  bind 127.0.0.1:8000\n  default_backend plants\n";
+    let backend = block(&page("high-availability.md"), "Load balancer", "haproxy");
+    let config = directory.path().join("haproxy.cfg");
+    fs::write(&config, format!("{before}{backend}")).expect("a file");
+    let output = tool("haproxy").arg("-c").arg("-f").arg(&config).output();
+    let output = output.expect("haproxy runs; `make setup` installs it");
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Every Markdown file for readers: path → text.
+fn markdown_files() -> BTreeMap<PathBuf, String> {
+    let mut paths = Vec::new();
+    for directory in ["", "docs", "docs/decisions"] {
+        for entry in fs::read_dir(Path::new(ROOT).join(directory)).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                paths.push(path);
+            }
+        }
+    }
+    let read = |path: PathBuf| (path.clone(), fs::read_to_string(path).expect("a file"));
+    paths.into_iter().map(read).collect()
+}
+
+/// The anchors of a page, as GitHub makes them from headings.
+fn anchors(page: &str) -> Vec<String> {
+    let mut in_block = false;
+    let mut anchors = Vec::new();
+    for line in page.lines() {
+        in_block ^= line.trim_start().starts_with("```");
+        if let (false, true, Some((_, heading))) =
+            (in_block, line.starts_with('#'), line.split_once(' '))
+        {
+            let kept = heading
+                .to_lowercase()
+                .replace(|c: char| !(c.is_alphanumeric() || " -_".contains(c)), "");
+            anchors.push(kept.replace(' ', "-"));
+        }
+    }
+    anchors
+}
+
+#[test]
+fn links_lead_to_files_and_headings_that_exist() {
+    let files = markdown_files();
+    for (path, text) in &files {
+        for target in text.split("](").skip(1) {
+            let target = target.split(')').next().expect("a target");
+            if target.starts_with("http") {
+                continue;
+            }
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let at = || format!("{} links to {target}", path.display());
+            let linked = match file {
+                "" => path.clone(),
+                _ => path.parent().expect("a directory").join(file),
+            };
+            let linked = linked.canonicalize().unwrap_or_else(|_| panic!("{}", at()));
+            if !anchor.is_empty() {
+                let found = anchors(&files[&linked]).iter().any(|found| found == anchor);
+                assert!(found, "{}", at());
+            }
+        }
+    }
+}
+
+/// The code of a page: blocks without line continuations, and spans.
+fn code(page: &str) -> Vec<String> {
+    let mut code: Vec<_> = blocks(page)
+        .iter()
+        .flat_map(|block| {
+            let joined = block.text.replace("\\\n", " ");
+            joined.lines().map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect();
+    let prose = page.split("```").step_by(2);
+    code.extend(prose.flat_map(|prose| {
+        let spans = prose.split('`').skip(1).step_by(2);
+        spans
+            .map(|span| span.replace('\n', " "))
+            .collect::<Vec<_>>()
+    }));
+    code
+}
+
+#[test]
+fn commands_and_flags_that_the_docs_name_exist() {
+    let directory = directory();
+    let mut helps = BTreeMap::new();
+    let mut help = |command: &str| {
+        let arguments: Vec<_> = command.split(' ').chain(["--help"]).collect();
+        let text = || run_ok(directory.path(), &arguments);
+        helps.entry(command.to_owned()).or_insert_with(text).clone()
+    };
+    let mut named = 0;
+    for (path, text) in markdown_files() {
+        for line in code(&text) {
+            for invocation in line.split("plantstore ").skip(1) {
+                let mut words = invocation
+                    .split([' ', '|', ';', '>', '\'', '"', ')'])
+                    .peekable();
+                let Some(mut command) = words.next().map(str::to_owned) else {
+                    continue;
+                };
+                if command.is_empty() || !command.chars().all(|c| c.is_ascii_lowercase()) {
+                    continue;
+                }
+                if command == "token"
+                    && let Some(&action) = words.peek()
+                    && ["create", "list", "revoke"].contains(&action)
+                {
+                    command = format!("token {action}");
+                }
+                let help = help(&command);
+                for flag in words.filter(|word| word.starts_with("--")) {
+                    let flag = flag.split('=').next().expect("a flag");
+                    assert!(help.contains(flag), "{}: {line}", path.display());
+                    named += 1;
+                }
+            }
+        }
+    }
+    assert!(named >= 30, "{named}");
+}
