@@ -1,6 +1,6 @@
-//! Operator and file accidents: a person at a shell, a moved file, a leftover file, a wrong clock. Every case runs the real
-//! binary in a directory of its own. No acknowledged plant may be lost, and nothing may be silent: a command that would
-//! destroy data fails with a sentence, and a server whose files are gone stops.
+//! Operator and file accidents: wrong commands, moved files, leftover files, a wrong clock. Every case runs the real
+//! binary in its own directory. No acknowledged plant may be lost, and no damage may be silent: a command that would
+//! destroy data fails with an error message, and a server whose files are gone exits.
 
 mod commands;
 mod limits;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::checker::{Ledger, Told};
+use crate::checker::{History, Outcome};
 use crate::harness::{HANG, PATIENCE, Server, directory, plantstore, wait_until};
 use crate::load::{Load, Running};
 use crate::report::{Progress, thousands};
@@ -31,7 +31,7 @@ const PARALLEL: usize = 4;
 /// How long a server may take to stop after its files are gone. It has three seconds; a loaded machine takes longer.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// A problem may quote the output of a command; so much of it is printed.
+/// A problem may quote the output of a command, which is truncated to this length.
 const PROBLEM_LEN: usize = 600;
 
 /// The header of the table.
@@ -132,16 +132,16 @@ pub fn run(filter: &str) -> Vec<Row> {
     for (row, case) in done.into_inner().unwrap_or_else(PoisonError::into_inner) {
         let row = &mut rows[row];
         row.count += case.count;
-        row.acknowledged += case.ledger.acknowledged().count();
+        row.acknowledged += case.history.acknowledged().count();
         row.problems.extend(case.problems);
     }
     rows
 }
 
 fn attempt(name: &str, accident: &Accident) -> Case {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut case = Case::new();
-    // Every wait ends, at the latest by a panic.
+    // Every wait has a timeout and then panics.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| accident(&mut case))) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -159,12 +159,12 @@ fn attempt(name: &str, accident: &Accident) -> Case {
         *problem = format!("{name}: {text}");
     }
     if std::env::var_os("ACCIDENTS_VERBOSE").is_some() {
-        eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
+        eprintln!("{name}: {:.1} s", started.elapsed().as_secs_f64());
     }
     case
 }
 
-/// What a command did.
+/// The result of a command.
 struct Ran {
     code: Option<i32>,
     said: String,
@@ -173,7 +173,7 @@ struct Ran {
 /// One accident: its directory, the plants that were acknowledged and what was found to be wrong.
 pub struct Case {
     place: TempDir,
-    ledger: Ledger,
+    history: History,
     problems: Vec<String>,
     /// How many accidents happened in it; 0 means one.
     count: usize,
@@ -184,7 +184,7 @@ impl Case {
     fn new() -> Self {
         Self {
             place: directory(),
-            ledger: Ledger::default(),
+            history: History::default(),
             problems: Vec::new(),
             count: 0,
             runs: 0,
@@ -210,12 +210,12 @@ impl Case {
         names
     }
 
-    /// Gives the directory away, and goes on in an empty one.
+    /// Returns the directory, and continues in an empty one.
     fn take_place(&mut self) -> TempDir {
         std::mem::replace(&mut self.place, directory())
     }
 
-    /// Goes on in a copy of a directory, links included.
+    /// Continues in a copy of a directory, including its links.
     fn copy_of(&mut self, from: &Path) {
         self.place = directory();
         let from = from.join(".");
@@ -242,7 +242,7 @@ impl Case {
         Server::start_in(self.dir(), arguments)
     }
 
-    /// A server that may not start; then what it said.
+    /// A server that may fail to start; then its output.
     fn try_serve(&self, arguments: &[&str]) -> Result<Server, String> {
         let mut command = plantstore(self.dir());
         command
@@ -266,15 +266,15 @@ impl Case {
     /// Adds plants that must be acknowledged.
     fn add(&mut self, server: &Server) {
         let load = self.load(2, 20);
-        let ledger = load.start(server.address(), &server.token()).finish();
-        let answered = ledger.count(Told::Stored) + ledger.count(Told::Taken);
-        let attempts = ledger.attempts().count();
+        let history = load.start(server.address(), &server.token()).finish();
+        let succeeded = history.count(Outcome::Acknowledged) + history.count(Outcome::Conflict);
+        let attempts = history.attempts().count();
         self.expect(
-            answered == attempts,
+            succeeded == attempts,
             "wrong",
-            format!("{answered} of {attempts} adds were answered 200: {ledger:?}"),
+            format!("{succeeded} of {attempts} adds succeeded: {history:?}"),
         );
-        self.ledger.append(ledger);
+        self.history.append(history);
     }
 
     /// A store whose server was killed: its last plants are in the WAL only.
@@ -299,7 +299,7 @@ impl Case {
         ran(command)
     }
 
-    /// Runs a command through a shell, which knows the binary as `$0` and its arguments as `$@`.
+    /// Runs a shell script in which `$0` is the binary and `$@` are the arguments.
     fn shell(&self, script: &str, arguments: &[&str]) -> Ran {
         let plain = plantstore(self.dir());
         let mut command = Command::new("sh");
@@ -317,7 +317,7 @@ impl Case {
         ran(command)
     }
 
-    /// A command that must succeed; gives its output.
+    /// A command that must succeed; returns its output.
     fn succeeds(&mut self, arguments: &[&str]) -> String {
         let ran = self.run(arguments);
         if ran.code != Some(0) {
@@ -326,16 +326,16 @@ impl Case {
         ran.said
     }
 
-    /// A command that must fail with a sentence that contains these words.
-    fn refused(&mut self, arguments: &[&str], words: &[&str]) {
+    /// A command that must fail with an error message that contains these words.
+    fn rejected(&mut self, arguments: &[&str], words: &[&str]) {
         let ran = self.run(arguments);
-        self.is_refusal(&format!("{arguments:?}"), &ran, words);
+        self.expect_failure(&format!("{arguments:?}"), &ran, words);
     }
 
-    fn is_refusal(&mut self, what: &str, ran: &Ran, words: &[&str]) {
+    fn expect_failure(&mut self, what: &str, ran: &Ran, words: &[&str]) {
         match ran.code {
             Some(0) => self.problem("silent", format!("{what} succeeds: {}", ran.said)),
-            Some(_) if is_sentence(&ran.said) => {
+            Some(_) if is_error_message(&ran.said) => {
                 let missing = words.iter().find(|word| !ran.said.contains(**word));
                 if let Some(missing) = missing {
                     self.problem("wrong", format!("{what} without {missing:?}: {}", ran.said));
@@ -345,8 +345,8 @@ impl Case {
         }
     }
 
-    /// A server that must not start, and must say why with these words.
-    fn serve_refused(&mut self, arguments: &[&str], words: &[&str]) {
+    /// A server that must not start, with an error message that contains these words.
+    fn serve_rejected(&mut self, arguments: &[&str], words: &[&str]) {
         let ran = match self.try_serve(arguments) {
             Ok(_) => Ran {
                 code: Some(0),
@@ -357,11 +357,11 @@ impl Case {
                 said,
             },
         };
-        self.is_refusal("serve", &ran, words);
+        self.expect_failure("serve", &ran, words);
     }
 
-    /// What is stored there must be everything that was acknowledged, and sound. The check runs on a copy: SQLite changes
-    /// the files of a store when it closes them.
+    /// The database must contain every acknowledged plant and pass the integrity check. This runs on a copy, because SQLite
+    /// changes the files of a database when it closes them.
     fn complete(&mut self, database: &Path) {
         let problems = self.problems_of(database);
         self.problems.extend(problems);
@@ -375,9 +375,9 @@ impl Case {
         let copy = directory();
         let to = copy.path().join("copy.db");
         for suffix in ["", "-wal"] {
-            let _ = fs::copy(beside(database, suffix), beside(&to, suffix));
+            let _ = fs::copy(with_suffix(database, suffix), with_suffix(&to, suffix));
         }
-        let mut problems = self.ledger.violations_in(&to);
+        let mut problems = self.history.violations_in(&to);
         if problems.iter().any(|problem| problem.contains("lost: ")) {
             let lost = problems.len();
             problems.truncate(1);
@@ -386,7 +386,7 @@ impl Case {
         problems
     }
 
-    /// The store must be complete, by the real binary: it serves, takes adds, and `check` finds nothing.
+    /// The store must be complete: the server starts and accepts adds, and `check` reports nothing.
     fn serves_all(&mut self) {
         match self.try_serve(&[]) {
             Ok(server) => {
@@ -400,8 +400,8 @@ impl Case {
         }
     }
 
-    /// The server keeps its word: either it does not start, with a sentence, or it serves everything.
-    fn complete_or_refused(&mut self) {
+    /// Either the server does not start and prints an error message, or it serves every acknowledged plant.
+    fn complete_or_rejected(&mut self) {
         match self.try_serve(&[]) {
             Ok(server) => {
                 let lost = self.problems_of(&self.path("plantstore.db"));
@@ -411,7 +411,7 @@ impl Case {
                 self.problems.extend(lost);
                 drop(server);
             }
-            Err(said) => self.expect(is_sentence(&said), "wrong", said),
+            Err(said) => self.expect(is_error_message(&said), "wrong", said),
         }
     }
 }
@@ -437,19 +437,19 @@ fn ran(mut command: Command) -> Ran {
     }
 }
 
-/// A command failed as it should: it says why, in words.
-fn is_sentence(said: &str) -> bool {
+/// Whether a failed command printed an error message.
+fn is_error_message(said: &str) -> bool {
     !said.contains("panicked") && (said.contains("plantstore: ") || said.contains("error: "))
 }
 
-/// The file beside a database.
-fn beside(database: &Path, suffix: &str) -> PathBuf {
+/// The path of a database with a suffix, such as `-wal`.
+fn with_suffix(database: &Path, suffix: &str) -> PathBuf {
     let mut path = database.as_os_str().to_owned();
     path.push(suffix);
     path.into()
 }
 
-/// Whether this becomes true before the time is over.
+/// Whether the condition becomes true within the limit.
 fn within(limit: Duration, mut fact: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     while Instant::now() < end {
@@ -461,7 +461,7 @@ fn within(limit: Duration, mut fact: impl FnMut() -> bool) -> bool {
     fact()
 }
 
-/// Waits until clients were told that so many more plants are stored.
+/// Waits until clients have received this many more acknowledgements.
 fn wait_for_adds(running: &Running, count: usize) {
     let before = running.stored().len();
     wait_until("adds", || running.stored().len() >= before + count);

@@ -1,165 +1,197 @@
-//! The checker is shown to work: builds of the service, each with its durability broken in one place, run through the
-//! same suite, which must report what is wrong with each.
+//! Mutation testing of the fault suite. The service is built once with several deliberate breaks, each active only if the
+//! environment variable `BREAK` names it; the suite runs against each of them and has to report the damage.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use crate::harness::BINARY_UNDER_TEST;
 
-/// A break: its name, the file, what stands there and what is put in its place.
-type Break = (&'static str, &'static str, &'static str, &'static str);
+/// Names the active break in the environment of a broken build.
+const BREAK: &str = "BREAK";
 
-const BREAKS: [Break; 3] = [
-    (
-        "synchronous-off",
-        "src/store/sqlite/open.rs",
-        r#"("synchronous = FULL", "2")"#,
-        r#"("synchronous = OFF", "0")"#,
-    ),
-    (
-        "acknowledged-before-the-commit",
-        "src/writer/batch.rs",
-        "in_hand.begin(std::mem::take(&mut self.replies));",
-        "let responses = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
-        send_all(std::mem::take(&mut self.replies).into_iter().zip(responses));
-        in_hand.begin(Vec::new());",
-    ),
-    (
-        "no-checkpoint-at-the-start",
-        "src/store/sqlite/open.rs",
-        r#"    match checkpoint(&connection, "TRUNCATE") {
-        Ok(true) => {}
-        Ok(false) => return Err(OpenError::Held(path.display().to_string())),
-        Err(source) => return Err(unusable(path)(source)),
+struct Break {
+    name: &'static str,
+    file: &'static str,
+    before: &'static str,
+    /// Replaces `before`; has its effect only if `crate::is_broken(name)`.
+    after: &'static str,
+    /// The arguments of the suite that detects it.
+    suite: Suite,
+    /// What the suite has to print.
+    expected: &'static str,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Suite {
+    PowerCuts,
+    StandbyLosses,
+    /// One case of the accidents.
+    Accident(&'static str),
+}
+
+const BREAKS: [Break; 7] = [
+    Break {
+        name: "synchronous-off",
+        file: "src/store/sqlite/open.rs",
+        before: r#"("synchronous = FULL", "2")"#,
+        after: r#"if crate::is_broken("synchronous-off") {
+            ("synchronous = OFF", "0")
+        } else {
+            ("synchronous = FULL", "2")
+        }"#,
+        suite: Suite::PowerCuts,
+        expected: "lost: ",
+    },
+    Break {
+        name: "acknowledged-before-the-commit",
+        file: "src/writer/batch.rs",
+        before: "in_hand.begin(std::mem::take(&mut self.replies));",
+        after: r#"if crate::is_broken("acknowledged-before-the-commit") {
+            let plants = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
+            send_all(std::mem::take(&mut self.replies).into_iter().zip(plants));
+        }
+        in_hand.begin(std::mem::take(&mut self.replies));"#,
+        suite: Suite::PowerCuts,
+        expected: "lost: ",
+    },
+    Break {
+        name: "no-checkpoint-at-the-start",
+        file: "src/store/sqlite/open.rs",
+        before: r#"    match checkpoint(&connection, "TRUNCATE") {
+        Ok(true) => {}"#,
+        after: r#"    if crate::is_broken("no-checkpoint-at-the-start") {
+        session.note(0);
+        run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
+        return Ok((connection, session));
     }
-    session.note(rows::last_batch(&connection).map_err(unusable(path))?);
-    session::require_wal(&connection).map_err(unusable(path))?;"#,
-        "    session.note(0);",
-    ),
+    match checkpoint(&connection, "TRUNCATE") {
+        Ok(true) => {}"#,
+        suite: Suite::PowerCuts,
+        // The WAL then has transactions of two sessions, which the next start rejects.
+        expected: "wrong: does not open",
+    },
+    Break {
+        name: "warnings-ignored",
+        file: "src/store/postgres/retry.rs",
+        before: "session.has_warned()",
+        after: r#"session.has_warned() && !crate::is_broken("warnings-ignored")"#,
+        suite: Suite::StandbyLosses,
+        expected: "without a standby",
+    },
+    Break {
+        name: "replays-that-write-nothing",
+        file: "src/store/postgres/batch.rs",
+        before: "session.client.query_again(ADD, &values)",
+        after: r#"session.client.query_again(if crate::is_broken("replays-that-write-nothing") {
+            "WITH new AS (
+                SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by)
+            ), added AS (
+                INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
+                SELECT id, name, tag, now(), added_by FROM new ORDER BY id
+                ON CONFLICT (id) DO NOTHING RETURNING id, TRUE
+            )
+            SELECT * FROM added
+            UNION ALL SELECT id, FALSE FROM plantstore.plants JOIN new USING (id)
+            WHERE plants.name = new.name AND plants.tag IS NOT DISTINCT FROM new.tag"
+        } else {
+            ADD
+        }, &values)"#,
+        suite: Suite::StandbyLosses,
+        expected: "without a standby",
+    },
+    Break {
+        name: "no-file-identity-check",
+        file: "src/store/sqlite/mod.rs",
+        before: "let Some(files) = &mut self.files else {",
+        after: r#"let is_checked = !crate::is_broken("no-file-identity-check");
+        let Some(files) = self.files.as_mut().filter(|_| is_checked) else {"#,
+        suite: Suite::Accident("database file deleted under a server: deleted"),
+        expected: "silent: ",
+    },
+    Break {
+        name: "no-orphan-wal-check",
+        file: "src/store/sqlite/open.rs",
+        before: "match orphan_of(real) {",
+        after: r#"match orphan_of(real).filter(|_| !crate::is_broken("no-orphan-wal-check")) {"#,
+        suite: Suite::Accident("`serve`, database and lock file moved"),
+        expected: "silent: ",
+    },
 ];
 
-/// A standby that is lost shows them.
-const BREAKS_OF_POSTGRES: [Break; 2] = [
-    (
-        "warnings-ignored",
-        "src/store/postgres/retry.rs",
-        "session.has_warned()",
-        "session.has_warned() && false",
-    ),
-    (
-        "replays-that-write-nothing",
-        "src/store/postgres/batch.rs",
-        "INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
-    SELECT id, name, tag, now(), added_by
-    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
-         set_config('synchronous_commit',
-                    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
-                    true)
-    ORDER BY id
-    ON CONFLICT (id) DO UPDATE SET name = excluded.name
-    WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
-    RETURNING id, added_at = now()",
-        "WITH new AS (
-        SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by)
-    ), added AS (
-        INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
-        SELECT id, name, tag, now(), added_by FROM new ORDER BY id
-        ON CONFLICT (id) DO NOTHING RETURNING id, TRUE
-    )
-    SELECT * FROM added
-    UNION ALL SELECT id, FALSE FROM plantstore.plants JOIN new USING (id)
-    WHERE plants.name = new.name AND plants.tag IS NOT DISTINCT FROM new.tag",
-    ),
-];
+/// Appended to the library of the broken build.
+const IS_BROKEN: &str = r#"
+fn is_broken(name: &str) -> bool {
+    std::env::var_os("BREAK").is_some_and(|active| active == name)
+}
+"#;
 
-/// Accidents to files show these: each with the case that must report it.
-const BREAKS_OF_FILES: [(Break, &str); 2] = [
-    (
-        (
-            "no-file-identity-check",
-            "src/store/sqlite/mod.rs",
-            "let Some(files) = &mut self.files else {",
-            "let Some(files) = self.files.as_mut().filter(|_| false) else {",
-        ),
-        "database file deleted under a server: deleted",
-    ),
-    (
-        (
-            "no-orphan-wal-check",
-            "src/store/sqlite/open.rs",
-            "match orphan_of(real) {",
-            "match orphan_of(real).filter(|_| false) {",
-        ),
-        "`serve`, database and lock file moved",
-    ),
-];
-
-/// The breaks that the suite did not notice.
-pub fn unnoticed(cuts: usize, seed: u64) -> Vec<String> {
-    let power_cuts = format!("--cuts {cuts} --seed {seed}");
-    let standby_losses = format!(
-        "--postgres-only --standby-losses 1 --failovers 0 --connection-cuts 0 --rolling 0 --each 0 --seed {seed}"
-    );
-    let by_power_cuts = |broken: Break| {
-        // Without that checkpoint a WAL has transactions of two sessions, which the next start notices.
-        let expected = match broken.0 {
-            "no-checkpoint-at-the-start" => "wrong: does not open",
-            _ => "lost: ",
-        };
-        run(broken, power_cuts.split(' '), expected).err()
-    };
-    let by_standby_losses =
-        |broken| run(broken, standby_losses.split(' '), "without a standby").err();
-    let mut unnoticed: Vec<_> = BREAKS.into_iter().filter_map(by_power_cuts).collect();
-    unnoticed.extend(BREAKS_OF_POSTGRES.into_iter().filter_map(by_standby_losses));
-    unnoticed.extend(unnoticed_accidents());
-    unnoticed
+/// Runs every suite that a break belongs to. The result names the breaks that were not detected.
+pub fn undetected(cuts: usize, seed: u64) -> Vec<String> {
+    run_all(&BREAKS.iter().collect::<Vec<_>>(), cuts, seed)
 }
 
-/// The same for the breaks that accidents to files show.
-pub fn unnoticed_accidents() -> Vec<String> {
-    let by_accident = |(broken, case)| {
-        let arguments = ["--accidents-only", "--case", case];
-        run(broken, arguments, "silent: ").err()
-    };
-    BREAKS_OF_FILES
-        .into_iter()
-        .filter_map(by_accident)
-        .collect()
+/// The same for the breaks that the accidents detect.
+pub fn undetected_accidents() -> Vec<String> {
+    let accidents: Vec<_> = BREAKS
+        .iter()
+        .filter(|broken| matches!(broken.suite, Suite::Accident(_)))
+        .collect();
+    run_all(&accidents, 0, 1)
 }
 
-/// Runs the suite over a broken build; an error if it does not report this.
-fn run<'a>(
-    broken: Break,
-    arguments: impl IntoIterator<Item = &'a str>,
-    expected: &str,
-) -> Result<(), String> {
-    let (name, file, before, after) = broken;
-    let binary = build(name, file, before, after);
+/// They run at the same time: most of each run is waiting.
+fn run_all(breaks: &[&Break], cuts: usize, seed: u64) -> Vec<String> {
+    let binary = &build();
+    thread::scope(|scope| {
+        let runs: Vec<_> = breaks
+            .iter()
+            .map(|broken| scope.spawn(move || run(broken, binary, cuts, seed)))
+            .collect();
+        let results = runs.into_iter().map(|run| run.join().expect("no panic"));
+        results.filter_map(Result::err).collect()
+    })
+}
+
+/// Runs the suite with one break active; an error if the suite does not report it.
+fn run(broken: &Break, binary: &Path, cuts: usize, seed: u64) -> Result<(), String> {
+    let (cuts, seed) = (cuts.to_string(), seed.to_string());
+    let arguments = match broken.suite {
+        Suite::PowerCuts => vec!["--cuts", &cuts],
+        Suite::StandbyLosses => {
+            let others = "--failovers 0 --connection-cuts 0 --rolling 0 --each 0".split(' ');
+            let standbys = ["--postgres-only", "--standby-losses", "1"];
+            standbys.into_iter().chain(others).collect()
+        }
+        Suite::Accident(case) => vec!["--accidents-only", "--case", case],
+    };
     let output = Command::new(std::env::current_exe().expect("this program"))
         .args(arguments)
+        .args(["--seed", &seed])
         .env(BINARY_UNDER_TEST, binary)
+        .env(BREAK, broken.name)
         .output()
-        .expect("it runs");
+        .expect("the suite runs");
     let printed = String::from_utf8_lossy(&output.stdout);
-    let count = printed.matches(expected).count();
+    let count = printed.matches(broken.expected).count();
+    let name = broken.name;
     println!("{name}: reported {count} times");
     if count == 0 || output.status.code() != Some(1) {
         let errors = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{name} was not noticed:\n{printed}{errors}"));
+        return Err(format!("{name} was not detected:\n{printed}{errors}"));
     }
     Ok(())
 }
 
-/// Builds a copy of the project with one place changed, beside the project's own build so that all
-/// dependencies are there already.
-fn build(name: &str, file: &str, before: &str, after: &str) -> PathBuf {
+/// Builds a copy of the project with all breaks in it, in the project's own target directory, where the dependencies are
+/// compiled already.
+fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .parent()
         .expect("target");
-    let copy = target.join("broken").join(name);
+    let copy = target.join("broken");
     let _ = fs::remove_dir_all(&copy);
     for part in [".cargo", "build", "migrations", "src"] {
         copy_all(&root.join(part), &copy.join(part));
@@ -169,29 +201,35 @@ fn build(name: &str, file: &str, before: &str, after: &str) -> PathBuf {
     }
     let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("a manifest");
     let manifest = manifest.split("[[").next().expect("a part");
-    let binary = format!("[[bin]]\nname = \"{name}\"\npath = \"src/main.rs\"\n");
+    let binary = "[[bin]]\nname = \"plantstore-broken\"\npath = \"src/main.rs\"\n";
     fs::write(copy.join("Cargo.toml"), format!("{manifest}{binary}")).expect("a manifest");
 
-    let source = fs::read_to_string(copy.join(file)).expect("a source");
-    assert!(
-        source.contains(before),
-        "{file} has changed: there is nothing to break in it"
-    );
-    fs::write(copy.join(file), source.replace(before, after)).expect("a source");
+    for Break {
+        name,
+        file,
+        before,
+        after,
+        ..
+    } in &BREAKS
+    {
+        let source = fs::read_to_string(copy.join(file)).expect("a source");
+        assert!(
+            source.contains(before),
+            "{file} has changed: {name} does not apply"
+        );
+        fs::write(copy.join(file), source.replace(before, after)).expect("a source");
+    }
+    let library = copy.join("src/lib.rs");
+    let source = fs::read_to_string(&library).expect("a source");
+    fs::write(library, source + IS_BROKEN).expect("a source");
+
     let built = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--bin",
-            name,
-            "--target-dir",
-        ])
+        .args(["build", "--quiet", "--locked", "--bins", "--target-dir"])
         .arg(target)
         .current_dir(&copy)
         .status();
     assert!(built.expect("cargo runs").success());
-    target.join("debug").join(name)
+    target.join("debug/plantstore-broken")
 }
 
 fn copy_all(from: &Path, to: &Path) {

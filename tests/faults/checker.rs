@@ -1,5 +1,4 @@
-//! The one checker: what clients attempted and what they were told, kept outside the service, held
-//! against what is stored.
+//! The checker: compares the history of all requests, recorded by the clients, with the plants that are stored.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,35 +8,35 @@ use rusqlite::{Connection, OpenFlags};
 /// A plant as it was sent: id, name, tag.
 pub type Sent = (i64, String, Option<String>);
 
-/// What a client was told of a plant.
+/// What the client knows about an add after its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    /// 200: it is on disk.
-    Stored,
+pub enum Outcome {
+    /// 200: the plant is durable.
+    Acknowledged,
     /// 40009: the id belongs to a different plant.
-    Taken,
-    /// 50300 or 50303: nothing was stored, too many are waiting or the store cannot be reached.
+    Conflict,
+    /// 50300 or 50303: not stored; the queue is full or the store is unavailable.
     Busy,
-    /// 50302: nothing was stored, there is no room.
+    /// 50302: not stored; the disk is full.
     Full,
-    /// 50301, or no response from a service that was not there any more.
-    Nothing,
-    /// No response on a connection that had been served, and had not been told that it would be closed.
-    Cut,
+    /// 50301, or no response from a server that had exited.
+    Unknown,
+    /// No response on a keep-alive connection that the server had not announced to close.
+    ConnectionLost,
 }
 
-/// Every attempt and every response.
+/// Every attempt with its outcome.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
-    attempts: Vec<(Sent, Told)>,
+pub struct History {
+    attempts: Vec<(Sent, Outcome)>,
 }
 
-impl Ledger {
-    pub fn note(&mut self, sent: Sent, told: Told) {
-        self.attempts.push((sent, told));
+impl History {
+    pub fn note(&mut self, sent: Sent, outcome: Outcome) {
+        self.attempts.push((sent, outcome));
     }
 
-    pub fn append(&mut self, other: Ledger) {
+    pub fn append(&mut self, other: History) {
         self.attempts.extend(other.attempts);
     }
 
@@ -45,18 +44,17 @@ impl Ledger {
         self.attempts.iter().map(|(sent, _)| sent)
     }
 
-    /// Plants whose sender does not know what became of them.
-    pub fn unanswered(&self) -> impl Iterator<Item = &Sent> {
-        let unanswered = self
+    /// Plants whose outcome the client does not know.
+    pub fn unknown(&self) -> impl Iterator<Item = &Sent> {
+        let unknown = self
             .attempts
             .iter()
-            .filter(|(_, told)| matches!(told, Told::Nothing | Told::Cut));
-        unanswered.map(|(sent, _)| sent)
+            .filter(|(_, outcome)| matches!(outcome, Outcome::Unknown | Outcome::ConnectionLost));
+        unknown.map(|(sent, _)| sent)
     }
 
-    /// How often this was said.
-    pub fn count(&self, what: Told) -> usize {
-        let so = self.attempts.iter().filter(|(_, told)| *told == what);
+    pub fn count(&self, what: Outcome) -> usize {
+        let so = self.attempts.iter().filter(|(_, outcome)| *outcome == what);
         so.count()
     }
 
@@ -64,37 +62,39 @@ impl Ledger {
         let stored = self
             .attempts
             .iter()
-            .filter(|(_, told)| *told == Told::Stored);
+            .filter(|(_, outcome)| *outcome == Outcome::Acknowledged);
         stored.map(|(sent, _)| sent)
     }
 
-    /// Everything that is wrong with what is stored; nothing, if the promise was kept.
+    /// Every violation of the durability contract; empty if there is none.
     pub fn violations(&self, stored: &BTreeMap<i64, (String, Option<String>)>) -> Vec<String> {
         let mut wrong = Vec::new();
         let is_stored =
             |(id, name, tag): &Sent| stored.get(id) == Some(&(name.clone(), tag.clone()));
-        let mut attempted: BTreeMap<&Sent, Vec<Told>> = BTreeMap::new();
-        for (sent, told) in &self.attempts {
-            attempted.entry(sent).or_default().push(*told);
+        let mut attempted: BTreeMap<&Sent, Vec<Outcome>> = BTreeMap::new();
+        for (sent, outcome) in &self.attempts {
+            attempted.entry(sent).or_default().push(*outcome);
         }
-        for (sent, told) in &attempted {
-            if told.contains(&Told::Stored) && !is_stored(sent) {
+        for (sent, outcome) in &attempted {
+            if outcome.contains(&Outcome::Acknowledged) && !is_stored(sent) {
                 wrong.push(format!("lost: {sent:?} was acknowledged"));
             }
-            if told.contains(&Told::Taken) && is_stored(sent) {
+            if outcome.contains(&Outcome::Conflict) && is_stored(sent) {
                 wrong.push(format!(
-                    "wrong: {sent:?} is stored, and was told to be another's"
+                    "wrong: {sent:?} is stored, but its response was 40009"
                 ));
             }
-            let not_stored = |told: &Told| matches!(told, Told::Busy | Told::Full);
-            if told.iter().all(not_stored) && is_stored(sent) {
-                wrong.push(format!("wrong: {sent:?} is stored, and was told not to be"));
+            let not_stored = |outcome: &Outcome| matches!(outcome, Outcome::Busy | Outcome::Full);
+            if outcome.iter().all(not_stored) && is_stored(sent) {
+                wrong.push(format!(
+                    "wrong: {sent:?} is stored, but its response said that it is not"
+                ));
             }
         }
         for (id, (name, tag)) in stored {
             if !attempted.contains_key(&(*id, name.clone(), tag.clone())) {
                 wrong.push(format!(
-                    "wrong: {id} {name:?} {tag:?} is stored and nobody sent it"
+                    "wrong: {id} {name:?} {tag:?} is stored but was never sent"
                 ));
             }
         }
@@ -113,7 +113,7 @@ impl Ledger {
         wrong
     }
 
-    /// The same for a database file, with what SQLite itself says of it.
+    /// The same for a database file, with SQLite's own integrity check.
     pub fn violations_in(&self, database: &Path) -> Vec<String> {
         match read(database) {
             Ok((stored, integrity)) => {
@@ -130,7 +130,7 @@ impl Ledger {
 
 type Stored = BTreeMap<i64, (String, Option<String>)>;
 
-/// Every plant, and the verdict of `integrity_check`.
+/// Every plant, and the result of `integrity_check`.
 fn read(database: &Path) -> Result<(Stored, String), rusqlite::Error> {
     let connection = Connection::open_with_flags(database, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     let integrity = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;

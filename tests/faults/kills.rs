@@ -1,31 +1,30 @@
-//! Kills: the real binary ended with SIGKILL, at random moments under load, and at every sync and every write of a run.
+//! SIGKILL under load: at random times, and at every sync and every write of a run.
 
 use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use crate::checker::Ledger;
+use crate::checker::History;
 use crate::harness::{Server, directory};
 use crate::load::{Load, after_restart};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-/// After so many kills a new store is begun, so that checking does not take longer and longer.
+/// A new store is created after this many kills, so that checking stays fast.
 const KILLS_A_STORE: usize = 25;
 
-/// Far more than any run makes, of one kind.
+/// More system calls of one kind than any run makes.
 const CALLS_MAX: usize = 5000;
 
-/// Under load, at a random moment.
 pub fn at_random(seed: u64, kills: usize, progress: &Progress) -> Report {
     let mut report = Report::new("kill -9 at random", "real binary under load");
     let mut random = Random::new(seed);
     let mut place = directory();
-    let mut ledger = Ledger::default();
+    let mut history = History::default();
     for number in 0..kills {
         if number.is_multiple_of(KILLS_A_STORE) {
             place = directory();
-            ledger = Ledger::default();
+            history = History::default();
         }
         let mut server = Server::start_in(place.path(), &["--log-level", "info"]);
         let load = Load {
@@ -40,15 +39,15 @@ pub fn at_random(seed: u64, kills: usize, progress: &Progress) -> Report {
         server.kill();
         let run = running.finish();
         let acknowledged = run.acknowledged().count();
-        ledger.append(run);
+        history.append(run);
         let server = Server::start_in(place.path(), &[]);
-        report.add(1, acknowledged, after_restart(&server, &mut ledger));
+        report.add(1, acknowledged, after_restart(&server, &mut history));
         progress.step();
     }
     report
 }
 
-/// At the first, second, third … call of its kind, until a run of `plants` ends without meeting one.
+/// At the first, second, third … call of this kind, until a run of `plants` finishes without reaching it.
 pub fn at_every(call: &'static str, plants: u64, step: usize, progress: &Progress) -> Report {
     let fault = match call {
         "fdatasync" => "kill at every sync",
@@ -61,9 +60,9 @@ pub fn at_every(call: &'static str, plants: u64, step: usize, progress: &Progres
         let kill = format!("inject={call}:signal=KILL:when={at}");
         let trace = format!("trace={call}");
         let strace = ["-e", &trace, "-e", &kill];
-        let mut run = Ledger::default();
+        let mut run = History::default();
         let mut killed = true;
-        // It may be killed before it listens.
+        // The server may be killed before it listens.
         if let Some(mut server) = Server::try_start_under_strace(place.path(), &strace, &[]) {
             let load = Load {
                 clients: 1,
@@ -91,7 +90,7 @@ pub fn at_every(call: &'static str, plants: u64, step: usize, progress: &Progres
             return report;
         }
     }
-    let endless = format!("wrong: no run ends before its call {CALLS_MAX}");
+    let endless = format!("wrong: no run finishes before call {CALLS_MAX}");
     report.add(0, 0, vec![endless]);
     report
 }

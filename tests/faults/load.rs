@@ -1,4 +1,4 @@
-//! Clients that add plants and write down what they sent and what they were told.
+//! Load: clients that add plants and record what they sent and which response they got.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crate::checker::{Ledger, Sent, Told};
+use crate::checker::{History, Outcome, Sent};
 use crate::harness::{Client, Response, Server};
 use crate::random::Random;
 
-/// The body of a plant.
+/// The JSON body of a plant.
 pub fn body((id, name, tag): &Sent) -> String {
     match tag {
         Some(tag) => format!(r#"{{"id":{id},"name":"{name}","tag":"{tag}"}}"#),
@@ -18,50 +18,48 @@ pub fn body((id, name, tag): &Sent) -> String {
     }
 }
 
-pub fn told(response: Option<&Response>) -> Told {
+pub fn outcome_of(response: Option<&Response>) -> Outcome {
     match response {
-        None => Told::Nothing,
-        Some(response) if response.status == 200 => Told::Stored,
+        None => Outcome::Unknown,
+        Some(response) if response.status == 200 => Outcome::Acknowledged,
         Some(response) => match response.error() {
-            40009 => Told::Taken,
-            50300 | 50303 => Told::Busy,
-            50302 => Told::Full,
-            50301 => Told::Nothing,
-            other => panic!("a response that no client should get: {other}"),
+            40009 => Outcome::Conflict,
+            50300 | 50303 => Outcome::Busy,
+            50302 => Outcome::Full,
+            50301 => Outcome::Unknown,
+            other => panic!("unexpected error {other}"),
         },
     }
 }
 
-/// What a load does.
 #[derive(Clone, Copy, Default)]
 pub struct Load {
     pub clients: u64,
-    /// Each client ends after so many plants, or when the service is gone.
+    /// Plants per client; a client stops earlier if the server is gone.
     pub plants: u64,
-    /// Ids start here, so that runs on one store do not meet.
+    /// The first id, so that runs on one store use different ids.
     pub first_id: i64,
-    /// Clients are counted from here, so that those of several nodes race for ids with different plants.
+    /// The number of the first client, so that clients of several nodes race for the same ids with different plants.
     pub first_client: u64,
-    /// If there is a number, all clients want one of so few ids.
+    /// If set, all clients race for this many ids.
     pub ids: Option<u64>,
-    /// Names are made so long, if they are not anyway.
+    /// The minimum length of names.
     pub name_len: usize,
-    /// There is a load balancer in between: it has errors of its own, and who is hung up on comes again.
+    /// Through a load balancer, which has its own error responses; clients reconnect.
     pub balanced: bool,
     pub seed: u64,
 }
 
-/// A load that is under way.
+/// A running load.
 pub struct Running {
-    clients: Vec<JoinHandle<Ledger>>,
+    clients: Vec<JoinHandle<History>>,
     progress: Arc<Progress>,
 }
 
-/// What can be seen of it from outside.
 #[derive(Default)]
 struct Progress {
     has_ended: AtomicBool,
-    /// When clients were told that something is stored.
+    /// The times at which clients received a 200.
     stored: Mutex<Vec<Instant>>,
 }
 
@@ -79,10 +77,10 @@ impl Load {
         }
     }
 
-    /// One client: mostly plants of its own, some that others want the id of, some that it sent before.
-    fn client(self, number: u64, address: SocketAddr, token: &str, progress: &Progress) -> Ledger {
+    /// One client: mostly plants with its own ids, some with ids that other clients use too, some retries.
+    fn client(self, number: u64, address: SocketAddr, token: &str, progress: &Progress) -> History {
         let mut random = Random::new(self.seed ^ (number + 1).wrapping_mul(0x1234_5678_9abc_def1));
-        let mut ledger = Ledger::default();
+        let mut history = History::default();
         let mut before: Vec<Sent> = Vec::new();
         let mut client = None;
         for count in 0..self.plants {
@@ -101,28 +99,28 @@ impl Load {
                 .take()
                 .map_or_else(|| Client::try_connect(address), Ok);
             let Ok(connection) = connection else {
-                break; // the service is gone
+                break; // the server is gone
             };
             let (response, connection) = exchange(connection, token, &sent);
-            let told = match &response {
-                None if kept => Told::Cut,
-                Some(response) if self.balanced && is_of_a_balancer(response) => Told::Nothing,
-                response => told(response.as_ref()),
+            let outcome = match &response {
+                None if kept => Outcome::ConnectionLost,
+                Some(response) if self.balanced && is_from_balancer(response) => Outcome::Unknown,
+                response => outcome_of(response.as_ref()),
             };
-            if told == Told::Stored {
+            if outcome == Outcome::Acknowledged {
                 progress
                     .stored
                     .lock()
                     .expect("no panic")
                     .push(Instant::now());
             }
-            ledger.note(sent, told);
+            history.note(sent, outcome);
             if response.is_none() && !self.balanced {
                 break;
             }
             client = connection;
         }
-        ledger
+        history
     }
 
     fn plant(self, offset: u64, kind: &str, client: u64) -> Sent {
@@ -135,8 +133,8 @@ impl Load {
     }
 }
 
-/// No node was there to ask: nothing was stored, but nobody says so.
-fn is_of_a_balancer(response: &Response) -> bool {
+/// The load balancer had no node for the request.
+fn is_from_balancer(response: &Response) -> bool {
     response.status == 503 && response.header("content-type") == Some("text/html")
 }
 
@@ -150,48 +148,48 @@ fn exchange(mut client: Client, token: &str, sent: &Sent) -> (Option<Response>, 
 }
 
 impl Running {
-    /// When clients were told that something is stored, so far.
+    /// The times at which clients received a 200 so far.
     pub fn stored(&self) -> Vec<Instant> {
         self.progress.stored.lock().expect("no panic").clone()
     }
 
-    /// Has every client end after the response that it waits for.
-    pub fn stop(self) -> Ledger {
+    /// Stops every client after the response that it is waiting for.
+    pub fn stop(self) -> History {
         self.progress.has_ended.store(true, Ordering::Relaxed);
         self.finish()
     }
 
-    /// Waits for every client to end by itself.
-    pub fn finish(self) -> Ledger {
-        let mut all = Ledger::default();
+    /// Waits until every client has sent all its plants.
+    pub fn finish(self) -> History {
+        let mut all = History::default();
         for client in self.clients {
-            let ledger = client.join();
-            all.append(ledger.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            let history = client.join();
+            all.append(history.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         all
     }
 }
 
-/// Everything acknowledged is there, nothing else is, and what was not answered can be sent again.
-pub fn after_restart(server: &Server, ledger: &mut Ledger) -> Vec<String> {
-    let mut wrong = ledger.violations_in(&server.directory().join("plantstore.db"));
-    let unanswered = ledger.unanswered().cloned().collect();
-    wrong.extend(send_again(server, unanswered, ledger));
+/// Checks the store after a restart, and sends every plant with an unknown outcome again.
+pub fn after_restart(server: &Server, history: &mut History) -> Vec<String> {
+    let mut wrong = history.violations_in(&server.directory().join("plantstore.db"));
+    let unknown = history.unknown().cloned().collect();
+    wrong.extend(send_again(server, unknown, history));
     wrong
 }
 
-/// Sends plants again, each of which must be taken, or told to be another's.
-pub fn send_again(server: &Server, plants: Vec<Sent>, ledger: &mut Ledger) -> Vec<String> {
+/// Sends plants again; each response has to be 200 or 40009.
+pub fn send_again(server: &Server, plants: Vec<Sent>, history: &mut History) -> Vec<String> {
     let token = server.token();
     let mut client = server.connect();
     let mut wrong = Vec::new();
     for sent in plants {
         let response = client.add(&token, body(&sent).as_bytes());
-        let told = told(Some(&response));
-        if !matches!(told, Told::Stored | Told::Taken) {
-            wrong.push(format!("wrong: takes no adds: {sent:?}: {response:?}"));
+        let outcome = outcome_of(Some(&response));
+        if !matches!(outcome, Outcome::Acknowledged | Outcome::Conflict) {
+            wrong.push(format!("wrong: an add fails: {sent:?}: {response:?}"));
         }
-        ledger.note(sent, told);
+        history.note(sent, outcome);
     }
     wrong
 }

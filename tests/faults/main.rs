@@ -1,27 +1,26 @@
-//! Nothing acknowledged is ever lost: the faults that really happen, made to happen, with a checker that knows
-//! what was promised.
+//! Fault injection: runs the real binary under load, injects a fault, and checks that no acknowledged plant is lost.
 //!
 //! `faults [--cuts N] [--kills N] [--step N] [--each N] [--failovers N] [--standby-losses N] [--connection-cuts N]
-//! [--rolling N] [--seed S] [--postgres-only] [--accidents-only [--case NAME]] [--publish]`, or `faults --replay RECORDING --seed S --cuts N`, which cuts
-//! a recording that was kept at the same places in the same way.
+//! [--rolling N] [--seed S] [--postgres-only] [--accidents-only [--case NAME]] [--publish]`, or
+//! `faults --replay RECORDING --seed S --cuts N`, which repeats the power cuts of a saved recording.
 
 mod accidents;
 mod breaks;
 mod checker;
-mod damage;
-mod disk;
-mod disks;
+mod corruption;
+mod disk_faults;
 #[path = "../it/harness/mod.rs"]
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod harness;
 mod kills;
 mod load;
-mod machine;
 mod postgres;
-mod power;
+mod power_cuts;
+mod process_faults;
 mod random;
 mod report;
-mod trace;
+mod simulated_disk;
+mod strace;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -29,17 +28,17 @@ use std::process::ExitCode;
 
 use report::{HEAD, Progress, Report};
 
-/// So many plants make more than 200 commits: some are sent twice.
+/// Enough for more than 200 commits: some plants are sent twice.
 const PLANTS: u64 = 260;
 
-/// What was asked for.
+/// The command-line options.
 struct Asked {
     seed: u64,
     cuts: usize,
     kills: usize,
-    /// Of the syncs and writes of a run, one in so many.
+    /// Kill at every `step`-th sync and write of a run.
     step: usize,
-    /// Every other fault so often.
+    /// How often to inject each of the other faults.
     each: usize,
     failovers: usize,
     standby_losses: usize,
@@ -47,7 +46,7 @@ struct Asked {
     rolling: usize,
     postgres_only: bool,
     accidents_only: bool,
-    /// Of the accidents, those whose name contains this.
+    /// Only the accidents whose name contains this text.
     case: String,
     replay: Option<String>,
     publish: bool,
@@ -80,10 +79,10 @@ impl Asked {
     }
 }
 
-/// A fault: a seed, how often, and where to show how far it is.
+/// A fault: takes a seed, the number of runs and a progress bar.
 type Fault = fn(u64, usize, &Progress) -> Report;
 
-/// Runs faults one after another and keeps the rows.
+/// Runs the faults one after another and collects the rows of the tables.
 #[derive(Default)]
 struct Suite {
     rows: Vec<String>,
@@ -94,7 +93,7 @@ struct Suite {
 impl Suite {
     fn run(&mut self, total: usize, fault: impl FnOnce(&Progress) -> Report, name: &'static str) {
         let progress = Progress::new(name, total);
-        // Every wait ends, at the latest by a panic.
+        // Every wait has a timeout and then panics.
         let done = catch_unwind(AssertUnwindSafe(|| fault(&progress)));
         let report = done.unwrap_or_else(|panic| {
             let mut report = Report::new(name, "");
@@ -120,20 +119,21 @@ impl Suite {
         let name = "power cuts";
         self.run(
             cuts,
-            |progress| power::cuts(seed, PLANTS, cuts, progress),
+            |progress| power_cuts::cuts(seed, PLANTS, cuts, progress),
             name,
         );
-        let name = "ghost acknowledgements";
+        let name = "acknowledged retries after a kill";
         self.run(
             cuts,
-            |progress| power::ghosts(seed, 12, cuts, progress),
+            |progress| power_cuts::after_retries(seed, 12, cuts, progress),
             name,
         );
     }
 
     fn all_others(&mut self, asked: &Asked) {
         let cuts = asked.cuts / 4;
-        let fault = |progress: &Progress| power::cuts_at_checkpoints(asked.seed, cuts, progress);
+        let fault =
+            |progress: &Progress| power_cuts::cuts_at_checkpoints(asked.seed, cuts, progress);
         self.run(cuts, fault, "power cuts at a checkpoint");
         let Asked {
             seed,
@@ -153,32 +153,32 @@ impl Suite {
         self.run(480 / step, at_every("pwrite64"), "kills at writes");
 
         let faults: [(&'static str, Fault); 11] = [
-            ("failed syncs", disks::failed_sync),
-            ("no room", disks::no_room),
-            ("full disks", disks::full_disk),
-            ("slow syncs", disks::slow_syncs),
-            ("out of memory", machine::out_of_memory),
-            ("SIGTERM", machine::terminated),
-            ("two servers", machine::two_servers),
-            ("clock set back", machine::clock_set_back),
-            ("files cut short", damage::cut_short),
-            ("changed bytes", damage::changed),
-            ("changed bytes in the log", damage::changed_log),
+            ("failed syncs", disk_faults::failed_sync),
+            ("ENOSPC", disk_faults::no_space),
+            ("full disks", disk_faults::full_disk),
+            ("slow syncs", disk_faults::slow_syncs),
+            ("out of memory", process_faults::out_of_memory),
+            ("SIGTERM", process_faults::terminated),
+            ("two servers", process_faults::two_servers),
+            ("clock set back", process_faults::clock_set_back),
+            ("truncated files", corruption::truncated),
+            ("changed bytes", corruption::changed),
+            ("changed bytes in the WAL", corruption::changed_wal),
         ];
         for (name, fault) in faults {
             self.run(each, |progress| fault(seed, each, progress), name);
         }
     }
 
-    /// Deliberate breaks that were not noticed.
-    fn fail(&mut self, unnoticed: Vec<String>) {
-        for unnoticed in unnoticed {
-            println!("{unnoticed}");
+    /// Deliberate breaks that were not detected.
+    fn fail(&mut self, undetected: Vec<String>) {
+        for undetected in undetected {
+            println!("{undetected}");
             self.failed = true;
         }
     }
 
-    /// Operator and file accidents, which have a table of their own.
+    /// Operator and file accidents, which have their own table.
     fn accidents(&mut self, asked: &Asked) {
         println!("\n{}", accidents::HEAD);
         for row in accidents::run(&asked.case) {
@@ -229,7 +229,7 @@ fn main() -> ExitCode {
         let kept = Path::new(kept);
         suite.run(
             cuts,
-            |progress| power::replay(kept, seed, cuts, progress),
+            |progress| power_cuts::replay(kept, seed, cuts, progress),
             "replay",
         );
     } else if asked.postgres_only {
@@ -237,16 +237,16 @@ fn main() -> ExitCode {
     } else if asked.accidents_only {
         suite.accidents(&asked);
         if asked.case.is_empty() {
-            suite.fail(breaks::unnoticed_accidents());
+            suite.fail(breaks::undetected_accidents());
         }
     } else {
         suite.power_cuts(&asked);
-        // A build that is broken on purpose has nothing to show by more.
+        // A deliberate break has to be detected by these already.
         if std::env::var_os(harness::BINARY_UNDER_TEST).is_none() {
             suite.all_others(&asked);
             suite.postgres(&asked);
             suite.accidents(&asked);
-            suite.fail(breaks::unnoticed(asked.cuts / 4, asked.seed));
+            suite.fail(breaks::undetected(asked.cuts / 4, asked.seed));
         }
     }
     if asked.publish {

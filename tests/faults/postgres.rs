@@ -1,4 +1,4 @@
-//! The same promise with PostgreSQL as the store, and several nodes: what goes wrong there, made to go wrong.
+//! Faults of PostgreSQL and of several nodes over one database.
 
 pub mod cluster;
 mod conflicts;
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 
 use tempfile::TempDir;
 
-use crate::checker::Ledger;
+use crate::checker::History;
 use crate::harness::postgres::plants;
 use crate::harness::{Server, directory, plantstore, run_ok};
 use crate::load::{Load, Running, send_again};
@@ -26,7 +26,7 @@ pub use nodes::{killed, rolling};
 
 use cluster::free_port;
 
-/// A node: the real binary, with an address that it keeps when it is started again.
+/// A node: the real binary, with an address that stays the same across restarts.
 struct Node {
     server: Server,
     place: TempDir,
@@ -50,7 +50,7 @@ impl Node {
         }
     }
 
-    /// After it has ended.
+    /// Starts the node again after it has exited.
     fn start_again(&mut self) {
         self.server = serve(&self.place, self.address, &self.arguments);
     }
@@ -67,7 +67,7 @@ fn serve(place: &TempDir, address: SocketAddr, arguments: &[String]) -> Server {
     Server::start_command(command, place.path())
 }
 
-/// Makes the schema and a token.
+/// Creates the schema and a token.
 fn prepare(store: &str) -> String {
     let place = directory();
     run_ok(
@@ -76,7 +76,7 @@ fn prepare(store: &str) -> String {
     )
 }
 
-/// A load until it is stopped; those of one number race for ids.
+/// A load that runs until it is stopped; loads with the same number race for the same ids.
 fn load(number: usize, first_client: u64, seed: u64) -> Load {
     Load {
         clients: 4,
@@ -88,31 +88,30 @@ fn load(number: usize, first_client: u64, seed: u64) -> Load {
     }
 }
 
-fn stop_all(loads: impl IntoIterator<Item = Running>) -> Ledger {
-    let mut all = Ledger::default();
+fn stop_all(loads: impl IntoIterator<Item = Running>) -> History {
+    let mut all = History::default();
     for load in loads {
         all.append(load.stop());
     }
     all
 }
 
-/// Adds a run to what is known of this database, and sends what was not answered again: everything acknowledged is
-/// there, nothing else is, and every plant finds its response.
-fn settle(database: &str, server: &Server, run: Ledger, all: &mut Ledger) -> Vec<String> {
-    let unanswered = run.unanswered().cloned().collect();
+/// Appends a run to the history of this database, checks the database, and sends plants with an unknown outcome again.
+fn settle(database: &str, server: &Server, run: History, all: &mut History) -> Vec<String> {
+    let unknown = run.unknown().cloned().collect();
     all.append(run);
     let mut wrong = violations(database, all);
-    wrong.extend(send_again(server, unanswered, all));
+    wrong.extend(send_again(server, unknown, all));
     if wrong.is_empty() {
         wrong = violations(database, all);
     }
     wrong
 }
 
-fn violations(database: &str, ledger: &Ledger) -> Vec<String> {
+fn violations(database: &str, history: &History) -> Vec<String> {
     let stored = plants(database).into_iter();
     let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
-    ledger.violations(&stored)
+    history.violations(&stored)
 }
 
 fn median(mut seconds: Vec<f64>) -> f64 {

@@ -1,4 +1,4 @@
-//! Numbers from a seed: the same seed, the same numbers, on every machine (SplitMix64).
+//! Reproducible random numbers from a seed (SplitMix64).
 
 pub struct Random(u64);
 
@@ -20,12 +20,12 @@ impl Random {
         self.next() % end.max(1)
     }
 
-    /// An index of so many things.
+    /// A random index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).expect("less than a usize")
     }
 
-    /// True so often out of 256 times.
+    /// True with this probability, in 256ths.
     pub fn chance(&mut self, of_256: u64) -> bool {
         self.below(256) < of_256
     }

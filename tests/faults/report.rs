@@ -1,4 +1,4 @@
-//! What was done and what came of it: a row a fault, and a line that moves while it is being done.
+//! The result of each fault as a row of a table in docs/reliability.md, and a progress bar on a terminal.
 
 use std::fs;
 use std::io::{IsTerminal, Write};
@@ -6,19 +6,19 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One fault.
+/// The result of one fault.
 pub struct Report {
     pub fault: &'static str,
     pub method: &'static str,
     pub runs: usize,
     pub acknowledged: usize,
-    /// What was lost or wrong, in words that begin with `lost: `, `wrong: ` or `hang: `.
+    /// Violations; each starts with `lost: `, `wrong: ` or `hang: `.
     pub wrong: Vec<String>,
-    /// A figure beside the counts.
+    /// A measured value in addition to the counts.
     pub note: String,
 }
 
-/// The head of the table.
+/// The header of the table.
 pub const HEAD: &str = "| fault | method | runs | acknowledged | lost | wrong | hangs |\n|---|---|---|---|---|---|---|";
 
 impl Report {
@@ -76,7 +76,7 @@ pub fn thousands(number: usize) -> String {
     text
 }
 
-/// Puts a table into its page, with the date and the commit, between two comments that name the table.
+/// Replaces a table of a page, between the two comments that name it, and adds the date and the commit.
 pub fn publish(page: &Path, table: &str, seed: u64, head: &str, rows: &[String]) {
     let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {table}: {edge} -->"));
     let text = fs::read_to_string(page).expect("the page");
@@ -85,7 +85,7 @@ pub fn publish(page: &Path, table: &str, seed: u64, head: &str, rows: &[String])
     let day = printed("date", &["-u", "+%Y-%m-%d"]);
     let commit = printed("git", &["rev-parse", "--short", "HEAD"]);
     let changed = printed("git", &["status", "--porcelain", "--untracked-files=no"]);
-    // The table that was published before this one is not a change.
+    // A table that this run has published already is not a change.
     let is_page = |line: &str| line.ends_with("docs/reliability.md");
     let changed = if changed.lines().all(is_page) {
         ""
@@ -106,7 +106,7 @@ fn printed(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output).trim().to_owned()
 }
 
-/// Counts steps; on a terminal it shows them.
+/// A progress bar; shown on a terminal only.
 pub struct Progress {
     name: &'static str,
     total: usize,

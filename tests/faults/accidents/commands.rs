@@ -124,7 +124,7 @@ fn copy_tokens(case: &mut Case, tokens: &[&str]) {
             let all = ours.len() + theirs.len();
             case.expect(now.len() == all, "silent", "plants are missing");
         } else {
-            case.is_refusal("copy", &ran, &["token"]);
+            case.expect_failure("copy", &ran, &["token"]);
             case.expect(
                 now == theirs,
                 "wrong",
@@ -142,7 +142,7 @@ fn copy_to_itself(case: &mut Case) {
 }
 
 fn token_is_free(case: &mut Case, failed: &Ran) {
-    case.is_refusal("token create", failed, &[]);
+    case.expect_failure("token create", failed, &[]);
     let listed = case.run(&["token", "list", "--json"]).said;
     let is_active = listed.contains("\"app\"") && listed.contains("\"active\"");
     case.expect(
@@ -169,7 +169,7 @@ fn full_output(case: &mut Case) {
     ] {
         case.count += 1;
         let ran = case.shell("\"$0\" \"$@\" > /dev/full", arguments);
-        case.is_refusal(&format!("{arguments:?}"), &ran, &[]);
+        case.expect_failure(&format!("{arguments:?}"), &ran, &[]);
     }
     case.complete(&case.path("plantstore.db"));
 }
@@ -181,7 +181,7 @@ fn backup_to_stdout(case: &mut Case) {
     if ran.code == Some(0) {
         case.complete(&case.path("piped.db"));
     } else {
-        case.is_refusal("backup -", &ran, &["-"]);
+        case.expect_failure("backup -", &ran, &["-"]);
     }
 }
 

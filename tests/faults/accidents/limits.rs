@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 
 use crate::accidents::{Case, Row, within};
-use crate::checker::Told;
+use crate::checker::Outcome;
 use crate::harness::{Client, PATIENCE, Server, plantstore};
 
 /// A wait that must end before any timeout of the server would end it.
@@ -62,16 +62,16 @@ fn long_reader(case: &mut Case) {
     reader.execute_batch(begin).expect("a transaction");
     let mut load = case.load(4, 60); // more than twice the limit
     load.name_len = 8000;
-    let ledger = load.start(server.address(), &server.token()).finish();
+    let history = load.start(server.address(), &server.token()).finish();
     let len = fs::metadata(case.path("plantstore.db-wal")).map_or(0, |wal| wal.len());
-    let is_told = ledger.count(Told::Full) > 0;
+    let is_told = history.count(Outcome::Full) > 0;
     case.expect(is_told, "silent", "no add was answered with 50302");
     case.expect(
         len <= 2 * limit,
         "wrong",
         format!("the WAL has {len} bytes"),
     );
-    case.ledger.append(ledger);
+    case.history.append(history);
     drop(reader);
     let token = server.token();
     let body = br#"{"id":1,"name":"Fern"}"#;
@@ -83,7 +83,8 @@ fn long_reader(case: &mut Case) {
         "wrong",
         "adds do not work after the reader has ended",
     );
-    case.ledger.note((1, "Fern".to_owned(), None), Told::Stored);
+    case.history
+        .note((1, "Fern".to_owned(), None), Outcome::Acknowledged);
     case.complete(&case.path("plantstore.db"));
     drop(server);
     case.serves_all();
@@ -171,10 +172,10 @@ fn few_descriptors(case: &mut Case) {
     for client in &mut clients {
         client.send_as_far_as_it_goes("GET / HTTP/1.1\r\n");
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let status = server.ask("/readyz").status;
     case.expect(status == 200, "wrong", format!("/readyz is {status}"));
-    let elapsed = begun.elapsed();
+    let elapsed = started.elapsed();
     case.expect(
         elapsed < LONG_BEFORE,
         "wrong",
@@ -195,9 +196,9 @@ fn silent_connections(case: &mut Case) {
     let silent: Vec<_> = (0..64)
         .map(|_| Client::connect(server.ops_address()))
         .collect();
-    let begun = Instant::now();
+    let started = Instant::now();
     let status = server.ask("/readyz").status;
-    let elapsed = begun.elapsed();
+    let elapsed = started.elapsed();
     case.expect(status == 200, "wrong", format!("/readyz is {status}"));
     case.expect(
         elapsed < LONG_BEFORE,

@@ -14,8 +14,8 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use crate::accidents::{Case, Ran, Row, STOP_LIMIT, is_sentence, within};
-use crate::checker::Told;
+use crate::accidents::{Case, Ran, Row, STOP_LIMIT, is_error_message, within};
+use crate::checker::Outcome;
 use crate::harness::postgres::plants;
 use crate::harness::{Server, directory, wait_until};
 use crate::postgres::cluster::{Postgres, free_port};
@@ -80,7 +80,7 @@ fn schema(postgres: &Postgres) -> String {
 fn complete(case: &mut Case, postgres: &Postgres) {
     let stored = plants(&postgres.url()).into_iter();
     let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
-    let problems = case.ledger.violations(&stored);
+    let problems = case.history.violations(&stored);
     case.problems.extend(problems.into_iter().take(3));
 }
 
@@ -114,9 +114,9 @@ fn foreign_tables(case: &mut Case, schema: &str) {
         let store = ["--store", &url];
         for command in [&["token", "create", "app"][..], &["migrate"], &["list"]] {
             case.count += 1;
-            case.refused(&[command, &store].concat(), &[]);
+            case.rejected(&[command, &store].concat(), &[]);
         }
-        case.serve_refused(&store, &[]);
+        case.serve_rejected(&store, &[]);
     } else if let Some(server) = serve(case, &postgres, &[]) {
         case.add(&server);
         complete(case, &postgres);
@@ -184,7 +184,7 @@ fn weak_settings(case: &mut Case) {
             "ALTER DATABASE plants SET synchronous_commit = {setting}"
         ));
         postgres.wait_for_standby(true);
-        case.serve_refused(&["--store", &url], &["synchronous_commit"]);
+        case.serve_rejected(&["--store", &url], &["synchronous_commit"]);
         postgres.wait_for_standby(false);
     }
     postgres.sql("ALTER DATABASE plants RESET synchronous_commit");
@@ -205,11 +205,11 @@ fn pooled(case: &mut Case) {
         load.start(node.address(), token.trim())
     });
     for running in loads {
-        let ledger = running.finish();
-        let answered = ledger.count(Told::Stored) + ledger.count(Told::Taken);
-        let is_answered = answered == ledger.attempts().count();
+        let history = running.finish();
+        let answered = history.count(Outcome::Acknowledged) + history.count(Outcome::Conflict);
+        let is_answered = answered == history.attempts().count();
         case.expect(is_answered, "wrong", "an add was answered with an error");
-        case.ledger.append(ledger);
+        case.history.append(history);
     }
     complete(case, &postgres);
 }
@@ -403,7 +403,7 @@ fn restore_tokens(case: &mut Case, theirs: &str) {
             "plants are missing",
         );
     } else {
-        case.expect(is_sentence(&ran.said), "wrong", &ran.said);
+        case.expect(is_error_message(&ran.said), "wrong", &ran.said);
         case.expect(
             after.join(" ") == before,
             "wrong",

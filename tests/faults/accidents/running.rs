@@ -6,9 +6,11 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::accidents::{Case, Row, STOP_LIMIT, beside, is_sentence, wait_for_adds, within};
-use crate::checker::{Ledger, Told};
-use crate::disks::as_root;
+use crate::accidents::{
+    Case, Row, STOP_LIMIT, is_error_message, wait_for_adds, with_suffix, within,
+};
+use crate::checker::{History, Outcome};
+use crate::disk_faults::as_root;
 use crate::harness::Server;
 use crate::load::Running;
 
@@ -66,8 +68,8 @@ pub fn rows() -> Vec<Row> {
             let (mut server, running) = serve(case);
             mv(case, database, "data/aside.db");
             server.kill();
-            case.ledger.append(running.finish());
-            case.serve_refused(STORE, &["plantstore.db-wal"]);
+            case.history.append(running.finish());
+            case.serve_rejected(STORE, &["plantstore.db-wal"]);
             mv(case, "data/aside.db", database);
             serves_all(case);
         }),
@@ -143,7 +145,7 @@ pub fn rows() -> Vec<Row> {
             fs::create_dir(case.path("data")).expect("a directory");
             for name in ["old.db", "newer.db"] {
                 let (mut server, running) = serve(case);
-                case.ledger.append(running.stop());
+                case.history.append(running.stop());
                 assert!(server.terminate().success());
                 fs::copy(case.path(database), case.path(name)).expect("a copy");
             }
@@ -169,7 +171,7 @@ pub fn rows() -> Vec<Row> {
             // So many that the second half is all plants.
             let (mut server, running) = serve(case);
             wait_for_adds(&running, 3000);
-            case.ledger.append(running.stop());
+            case.history.append(running.stop());
             assert!(server.terminate().success());
             accident(case, Kept::Destroyed, |case| {
                 let file = OpenOptions::new().write(true).open(case.path(database));
@@ -200,7 +202,7 @@ pub fn rows() -> Vec<Row> {
             mv(case, "data", "aside");
             std::os::unix::fs::symlink("aside", case.path("data")).expect("a link");
             wait_for_adds(&running, 20);
-            case.ledger.append(running.stop());
+            case.history.append(running.stop());
             if !server.has_ended() {
                 server.terminate();
             }
@@ -338,7 +340,7 @@ fn accident(case: &mut Case, kept: Kept, act: impl FnOnce(&Case)) {
 /// The same without requests.
 fn while_idle(case: &mut Case, kept: Kept, act: impl FnOnce(&Case)) {
     let (server, running) = serve(case);
-    case.ledger.append(running.stop());
+    case.history.append(running.stop());
     let none = case.load(0, 0).start(server.address(), "");
     act(case);
     stops(case, kept, server, none);
@@ -355,11 +357,11 @@ fn stops(case: &mut Case, kept: Kept, mut server: Server, running: Running) {
         server.kill();
     }
     let code = server.wait_for_exit().code();
-    let ledger = running.stop();
+    let history = running.stop();
     if matches!(kept, Kept::Destroyed) {
-        case.ledger = Ledger::default(); // there is nothing to compare with
+        case.history = History::default(); // there is nothing to compare with
     } else {
-        case.ledger.append(ledger);
+        case.history.append(history);
     }
     let said = server.everything_logged();
     if has_ended {
@@ -408,7 +410,7 @@ fn wal_replaced(case: &mut Case, content: fn(&Path) -> Vec<u8>) {
             let problems = case.problems_of(&case.path("data/plantstore.db"));
             case.expect(problems.is_empty(), "silent", problems.join(", "));
         }
-        Err(said) => case.expect(is_sentence(&said), "wrong", said),
+        Err(said) => case.expect(is_error_message(&said), "wrong", said),
     }
 }
 
@@ -438,10 +440,10 @@ fn restores(case: &mut Case, rescued: &Path) {
 
 /// A restart, as by systemd, makes no empty store; with the file back in its place everything is there.
 fn follow(case: &mut Case, moved: &str) {
-    case.serve_refused(STORE, &["plantstore.db"]);
+    case.serve_rejected(STORE, &["plantstore.db"]);
     case.complete(&case.path(moved));
     mv(case, moved, "data/plantstore.db");
-    let wal = beside(&case.path(moved), "-wal");
+    let wal = with_suffix(&case.path(moved), "-wal");
     if wal.exists() {
         fs::rename(wal, case.path("data/plantstore.db-wal")).expect("a move");
     }
@@ -476,7 +478,7 @@ fn goes_on_or_stops(case: &mut Case, act: impl FnOnce(&Case)) {
     ]);
     case.run(&["list", "--store", "sqlite:data/plantstore.db"]);
     within(STOP_LIMIT / 10, || server.has_ended());
-    let ledger = if server.has_ended() {
+    let history = if server.has_ended() {
         let code = server.wait_for_exit().code();
         let said = server.everything_logged();
         let has_reason = said.contains("plantstore: ") && said.contains("plantstore.db");
@@ -487,11 +489,11 @@ fn goes_on_or_stops(case: &mut Case, act: impl FnOnce(&Case)) {
         );
         running.finish()
     } else {
-        let ledger = running.stop();
+        let history = running.stop();
         server.kill();
-        ledger
+        history
     };
-    case.ledger.append(ledger);
+    case.history.append(history);
     case.complete(&case.path("data/plantstore.db"));
     serves_all(case);
 }
@@ -501,11 +503,11 @@ fn writes_fail(case: &mut Case) {
     let fault = "pwrite64:error=EROFS:when=60+";
     let mut server = Server::start_with_fault(case.dir(), fault, &[]);
     let load = case.load(2, 400);
-    let ledger = load.start(server.address(), &server.token()).finish();
-    let attempts = ledger.attempts().count();
-    let is_noticed = ledger.acknowledged().count() < attempts;
+    let history = load.start(server.address(), &server.token()).finish();
+    let attempts = history.attempts().count();
+    let is_noticed = history.acknowledged().count() < attempts;
     case.expect(is_noticed, "silent", "every add returned 200");
-    case.ledger.append(ledger);
+    case.history.append(history);
     server.kill();
     case.serves_all();
 }
@@ -515,12 +517,12 @@ fn read_only(case: &mut Case) {
     fs::create_dir(case.path("data")).expect("a directory");
     let disk = Mounted::new(&case.path("data"), "64m");
     let (mut server, running) = serve(case);
-    case.ledger.append(running.stop());
+    case.history.append(running.stop());
     server.kill();
     as_root(&["mount", "-o", "remount,ro"], &case.path("data"));
-    case.serve_refused(STORE, &["plantstore.db"]);
+    case.serve_rejected(STORE, &["plantstore.db"]);
     for arguments in [&["token", "create", "x"][..], &["import", "rows.csv"]] {
-        case.refused(&[arguments, STORE].concat(), &[]);
+        case.rejected(&[arguments, STORE].concat(), &[]);
     }
     as_root(&["mount", "-o", "remount,rw"], &case.path("data"));
     serves_all(case);
@@ -533,7 +535,7 @@ fn full(case: &mut Case) {
     fs::write(case.path("rows.csv"), "id,name\n1,Fern\nx,Ivy\n").expect("a file");
     let disk = Mounted::new(&case.path("data"), "8m");
     let (server, running) = serve(case);
-    case.ledger.append(running.stop());
+    case.history.append(running.stop());
     let mut ballast = File::create(case.path("data/ballast")).expect("a file");
     while ballast.write_all(&[0; 4096]).is_ok() {}
     for arguments in [
@@ -543,7 +545,7 @@ fn full(case: &mut Case) {
         &["copy", "--to", "sqlite:data/out.db"],
     ] {
         case.count += 1;
-        case.refused(&[arguments, STORE].concat(), &[]);
+        case.rejected(&[arguments, STORE].concat(), &[]);
         // A copy that is not complete is a store that a second run completes.
         let names = files_of(&case.path("data"));
         let is_left = |path: &PathBuf| path.to_string_lossy().contains("/out.");
@@ -552,10 +554,10 @@ fn full(case: &mut Case) {
         case.expect(!left, "wrong", format!("{arguments:?} leaves {names:?}"));
     }
     let load = case.load(2, 100);
-    let ledger = load.start(server.address(), &server.token()).finish();
-    let is_full = ledger.count(Told::Full) > 0;
+    let history = load.start(server.address(), &server.token()).finish();
+    let is_full = history.count(Outcome::Full) > 0;
     case.expect(is_full, "wrong", "no add was answered with 50302");
-    case.ledger.append(ledger);
+    case.history.append(history);
     drop(ballast);
     rm(case, "data/ballast");
     case.add(&server);

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use crate::accidents::{Case, Row, STOP_LIMIT, beside, is_sentence, wait_for_adds, within};
-use crate::checker::Told;
+use crate::accidents::{
+    Case, Row, STOP_LIMIT, is_error_message, wait_for_adds, with_suffix, within,
+};
+use crate::checker::Outcome;
 use crate::load::body;
 
 /// The commands that create a store where there is none.
@@ -246,10 +248,10 @@ fn write_others(case: &mut Case) {
 }
 
 /// A command that may be `serve`, and must fail.
-fn refused(case: &mut Case, arguments: &[&str], words: &[&str]) {
+fn rejected(case: &mut Case, arguments: &[&str], words: &[&str]) {
     match arguments {
-        ["serve"] => case.serve_refused(&[], words),
-        _ => case.refused(arguments, words),
+        ["serve"] => case.serve_rejected(&[], words),
+        _ => case.rejected(arguments, words),
     }
 }
 
@@ -263,7 +265,7 @@ fn orphan_wal(case: &mut Case, creator: &[&str], accident: fn(&Case)) {
     let wal = case.path("plantstore.db-wal");
     let before = read(&wal);
     accident(case);
-    refused(case, creator, &["plantstore.db-wal"]);
+    rejected(case, creator, &["plantstore.db-wal"]);
     case.expect(read(&wal) == before, "lost", "the WAL is changed or gone");
     fs::rename(case.path("aside.db"), case.path("plantstore.db")).expect("a move");
     case.serves_all();
@@ -296,7 +298,7 @@ fn missing(case: &mut Case, command: &[&str]) {
     write_others(case);
     case.stopped();
     moved(case);
-    refused(case, command, &["plantstore.db"]);
+    rejected(case, command, &["plantstore.db"]);
     let is_there = case.path("plantstore.db").exists();
     case.expect(!is_there, "silent", "an empty store is made");
     fs::rename(case.path("aside.db"), case.path("plantstore.db")).expect("a move");
@@ -309,7 +311,7 @@ fn wal_gone(case: &mut Case, accident: fn(&Path)) {
     let (wal, aside) = (case.path("plantstore.db-wal"), case.path("aside-wal"));
     fs::copy(&wal, &aside).expect("a copy");
     accident(&wal);
-    case.serve_refused(&[], &["plantstore.db"]);
+    case.serve_rejected(&[], &["plantstore.db"]);
     for command in [
         &["export", "out.ndjson"][..],
         &["backup", "out.db"],
@@ -319,7 +321,7 @@ fn wal_gone(case: &mut Case, accident: fn(&Path)) {
         &["import", "more.csv"],
     ] {
         case.count += 1;
-        case.refused(command, &["plantstore.db"]);
+        case.rejected(command, &["plantstore.db"]);
     }
     fs::rename(aside, wal).expect("a move");
     case.serves_all();
@@ -361,13 +363,17 @@ fn separated(case: &mut Case, script: &str, database: &str) {
             let is_complete = lost.is_empty();
             case.expect(is_complete, "silent", format!("{command:?}: {lost:?}"));
         } else {
-            case.expect(is_sentence(&said), "wrong", format!("{command:?}: {said}"));
+            case.expect(
+                is_error_message(&said),
+                "wrong",
+                format!("{command:?}: {said}"),
+            );
         }
     }
     let real = case.path(database).canonicalize().expect("a file");
     for suffix in ["-wal", "-shm", "-lock"] {
         if real != case.path("plantstore.db") {
-            let _ = fs::remove_file(beside(&real, suffix));
+            let _ = fs::remove_file(with_suffix(&real, suffix));
         }
     }
     fs::rename(real, case.path("plantstore.db")).expect("a move");
@@ -393,7 +399,7 @@ fn other_program(case: &mut Case, sql: &str) {
         "wrong",
         format!("it has ended: {said}"),
     );
-    case.ledger.append(running.stop());
+    case.history.append(running.stop());
     server.kill();
     case.serves_all();
 }
@@ -413,7 +419,7 @@ fn old_copy(case: &mut Case, is_clean: bool, keeps_wal: bool) {
     if !is_clean && !keeps_wal {
         fs::rename(case.path("plantstore.db-wal"), case.path("aside.db-wal")).expect("a move");
     }
-    case.complete_or_refused();
+    case.complete_or_rejected();
     if !keeps_wal {
         fs::rename(case.path("aside.db"), case.path("plantstore.db")).expect("a move");
         let _ = fs::remove_file(case.path("plantstore.db-wal"));
@@ -430,7 +436,7 @@ fn old_copy_beside_later_wal(case: &mut Case) {
     for id in (0..2_000_000).step_by(1000) {
         writeln!(rows, "{id},a plant of an import").expect("it is a string");
         let plant = (id, "a plant of an import".to_owned(), None);
-        case.ledger.note(plant, Told::Stored);
+        case.history.note(plant, Outcome::Acknowledged);
     }
     fs::write(case.path("rows.csv"), rows).expect("a file");
     case.succeeds(&["import", "rows.csv"]);
@@ -442,12 +448,12 @@ fn old_copy_beside_later_wal(case: &mut Case) {
         for id in id..id + 3 {
             let plant = (id, "Fern".to_owned(), None);
             server.add_ok(body(&plant));
-            case.ledger.note(plant, Told::Stored);
+            case.history.note(plant, Outcome::Acknowledged);
         }
     }
     moved(case);
     fs::rename(case.path("old.db"), case.path("plantstore.db")).expect("a move");
-    case.complete_or_refused();
+    case.complete_or_rejected();
     fs::rename(case.path("aside.db"), case.path("plantstore.db")).expect("a move");
     case.serves_all();
 }
@@ -477,9 +483,9 @@ fn copied_under_load(case: &mut Case, suffixes: &[&str]) {
             );
             drop(copy);
         }
-        Err(said) => case.expect(is_sentence(&said), "wrong", said),
+        Err(said) => case.expect(is_error_message(&said), "wrong", said),
     }
-    case.ledger.append(running.stop());
+    case.history.append(running.stop());
     drop(server);
     case.complete(&case.path("plantstore.db"));
     case.serves_all();
@@ -510,7 +516,7 @@ fn beside_wal(case: &mut Case, other: &str) {
         &["backup", "out.db"],
     ] {
         case.count += 1;
-        refused(case, command, &["plantstore.db"]);
+        rejected(case, command, &["plantstore.db"]);
         let after = files.clone().map(|path| read(&path));
         case.expect(
             after == before,
@@ -534,7 +540,7 @@ fn second_server(case: &mut Case, arguments: &[&str], accident: fn(&Case)) {
     let mut server = case.serve(&[]);
     case.add(&server);
     accident(case);
-    case.serve_refused(arguments, &["plantstore"]);
+    case.serve_rejected(arguments, &["plantstore"]);
     // The first one goes on, or it has noticed something and says so.
     if server.has_ended() {
         let said = server.everything_logged();
@@ -554,7 +560,7 @@ fn commands_without_lock(case: &mut Case) {
     case.succeeds(&["backup", "backup.db"]);
     case.add(&server);
     lock(case, None);
-    case.refused(&["restore", "--force", "backup.db"], &["plantstore.db"]);
+    case.rejected(&["restore", "--force", "backup.db"], &["plantstore.db"]);
     for command in [
         &["token", "create", "new"][..],
         &["migrate"],

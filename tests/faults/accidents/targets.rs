@@ -7,7 +7,7 @@ use std::process::Command;
 
 use rusqlite::Connection;
 
-use crate::accidents::{Case, Ran, Row, is_sentence, ran};
+use crate::accidents::{Case, Ran, Row, is_error_message, ran};
 use crate::harness::{Server, plantstore};
 
 /// What the server of the store is doing meanwhile.
@@ -292,7 +292,7 @@ fn against(case: &mut Case, writer: &Writer, target: &str, is_running: bool) {
     let silent = if code == Some(0) { "silent" } else { "wrong" };
     match code {
         Some(0) if may_accept => {}
-        Some(code) if code != 0 && is_sentence(&said) => {}
+        Some(code) if code != 0 && is_error_message(&said) => {}
         code => case.problem("wrong", format!("`{what}` ends with {code:?}: {said}")),
     }
     if is_running && self::open_files(case) != open_files {
@@ -307,7 +307,7 @@ fn against(case: &mut Case, writer: &Writer, target: &str, is_running: bool) {
     stores.push(case.path("plantstore.db"));
     let problems: Vec<_> = stores.iter().map(|path| case.problems_of(path)).collect();
     // `copy` and `import` into the store itself add plants that no client has sent.
-    let is_added = |problem: &String| problem.contains("is stored and nobody sent it");
+    let is_added = |problem: &String| problem.contains("is stored but was never sent");
     if !problems.iter().any(|of_one| of_one.iter().all(is_added)) {
         let first = problems.concat().into_iter().next().unwrap_or_default();
         case.problem(silent, format!("`{what}`: {first}: {said}"));
@@ -380,7 +380,7 @@ fn man(case: &mut Case) {
             let ran = case.run(&["man", "--to", "pages"]);
             // A name that is replaced leaves the file as it is.
             if !(is_hard && ran.code == Some(0)) {
-                case.is_refusal(&format!("man over {target}"), &ran, &["plantstore.1"]);
+                case.expect_failure(&format!("man over {target}"), &ran, &["plantstore.1"]);
             }
             let is_kept = fs::read(case.path(target)).expect("a file") == before;
             let silent = if ran.code == Some(0) {
@@ -392,7 +392,7 @@ fn man(case: &mut Case) {
             fs::remove_file(&page).expect("a link");
         }
         case.count += 1;
-        case.refused(&["man", "--to", target], &[target]);
+        case.rejected(&["man", "--to", target], &[target]);
     }
     case.complete(&case.path("plantstore.db"));
     drop(server);
@@ -420,7 +420,11 @@ fn temporary_names(case: &mut Case, arguments: &[&str]) {
         let ran = case.shell(&script, arguments);
         let made = fs::symlink_metadata(case.path(target)).ok();
         let silent = if made.is_some() { "silent" } else { "wrong" };
-        case.expect(made.is_some() || is_sentence(&ran.said), "wrong", &ran.said);
+        case.expect(
+            made.is_some() || is_error_message(&ran.said),
+            "wrong",
+            &ran.said,
+        );
         if let Some(made) = made {
             let permissions = made.permissions().mode() & 0o7777;
             let is_private = made.is_file() && permissions == 0o600;
@@ -481,7 +485,7 @@ fn first_token(case: &mut Case) {
             let started = case.try_serve(&["--store", "sqlite:new/plantstore.db"]);
             let silent = if started.is_ok() { "silent" } else { "wrong" };
             if let Err(said) = started {
-                case.expect(is_sentence(&said), "wrong", said);
+                case.expect(is_error_message(&said), "wrong", said);
             }
             let is_kept = fs::read(case.path("other.db")).expect("a file") == before;
             case.expect(is_kept, silent, format!("{name}: other.db is changed"));
@@ -501,7 +505,7 @@ fn rejects_over_input(case: &mut Case) {
     fs::hard_link(case.path("rows.csv"), case.path("hard.csv")).expect("a link");
     for target in ["rows.csv", "./rows.csv", "link.csv", "hard.csv"] {
         case.count += 1;
-        case.refused(&["import", "--rejects", target, "rows.csv"], &[]);
+        case.rejected(&["import", "--rejects", target, "rows.csv"], &[]);
         let is_kept = fs::read_to_string(case.path("rows.csv")).is_ok_and(|text| text == rows);
         case.expect(is_kept, "silent", format!("{target}: the rows are changed"));
     }

@@ -1,5 +1,4 @@
-//! PostgreSQL servers of our own, as Debian builds them, unprivileged and on ports of 127.0.0.1. What was started is
-//! killed at the end.
+//! Temporary PostgreSQL servers from Debian's packages, unprivileged and on ports of 127.0.0.1. They are killed when dropped.
 
 use std::fs;
 use std::net::TcpListener;
@@ -18,22 +17,21 @@ use tokio_postgres::SimpleQueryMessage;
 use crate::harness::postgres::with_client;
 use crate::harness::{HANG, PATIENCE, directory, wait_for_exit, wait_until};
 
-/// Small, and quick to see that something has changed; nothing that makes a commit a commit is touched.
+/// Small memory and short timeouts; settings that affect durability keep their defaults.
 const SETTINGS: [&str; 9] = [
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
     "shared_buffers=16MB",
     "max_connections=100",
-    // A server that is killed leaves no files outside of its directory.
+    // A killed server leaves no files outside its directory.
     "dynamic_shared_memory_type=mmap",
     "deadlock_timeout=20ms",
-    // A standby that was away finds all it has missed, at once.
+    // A standby that was stopped finds all WAL that it has missed.
     "wal_keep_size=512MB",
     "wal_retrieve_retry_interval=100ms",
     "log_min_messages=warning",
 ];
 
-/// One server.
 pub struct Postgres {
     place: TempDir,
     port: u16,
@@ -41,10 +39,10 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// A new one with the database `plants`.
+    /// A new server with the database `plants`.
     pub fn start_new() -> Self {
         let mut server = Self::new(free_port());
-        // The files of an empty database need no sync: only processes are killed here, and PostgreSQL syncs its own.
+        // Only processes are killed here, so the files of the empty database need no sync.
         let options = ["--no-sync", "--username=postgres", "--auth=trust"];
         let mut initdb = server.command("initdb");
         initdb.args(options).args(["--encoding=UTF8", "-D", "data"]);
@@ -54,7 +52,7 @@ impl Postgres {
         server
     }
 
-    /// A copy that follows this server.
+    /// A streaming standby of this server.
     pub fn start_standby(primary: &Self, port: u16) -> Self {
         let mut server = Self::new(port);
         let mut copy = server.command("pg_basebackup");
@@ -69,7 +67,7 @@ impl Postgres {
     fn new(port: u16) -> Self {
         let place = scratch();
         if geteuid().is_root() {
-            // Servers of PostgreSQL refuse to run as root.
+            // PostgreSQL does not run as root.
             finish(
                 Command::new("chown")
                     .arg("nobody:nogroup")
@@ -83,7 +81,6 @@ impl Postgres {
         }
     }
 
-    /// A program of PostgreSQL.
     fn command(&self, program: &str) -> Command {
         let program = programs().join(program);
         let mut command = if geteuid().is_root() {
@@ -99,7 +96,7 @@ impl Postgres {
         command
     }
 
-    /// Starts it, and waits until it takes connections.
+    /// Starts the server, and waits until it accepts connections.
     pub fn start(&mut self) {
         let log = fs::OpenOptions::new()
             .create(true)
@@ -127,12 +124,12 @@ impl Postgres {
         self.child = Some(child);
     }
 
-    /// Ends it, and all its backends, at one moment, as when a machine goes down.
+    /// Kills the server and all its backends at once, as if the machine failed.
     pub fn kill(&mut self) {
         let Some(mut child) = self.child.take() else {
             return;
         };
-        // Backends are process groups of their own, so they are named one by one; stopped, it makes no more of them.
+        // Every backend has its own process group. A stopped postmaster starts no more of them.
         let postmaster = Pid::from_child(&child);
         let _ = kill_process(postmaster, Signal::STOP);
         let backends = children(postmaster);
@@ -147,14 +144,14 @@ impl Postgres {
         }
     }
 
-    /// Ends it in good order.
+    /// Stops the server cleanly.
     pub fn stop(&mut self) {
         let mut child = self.child.take().expect("it was running");
         kill_process(Pid::from_child(&child), Signal::INT).expect("it was running");
         wait_for_exit(&mut child);
     }
 
-    /// The URL of the database with the plants.
+    /// The URL of the database `plants`.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/plants", self.port)
     }
@@ -163,12 +160,12 @@ impl Postgres {
         self.port
     }
 
-    /// Runs SQL in the database with the plants.
+    /// Runs SQL in the database `plants`.
     pub fn sql(&self, sql: &str) {
         self.run(sql, "plants");
     }
 
-    /// Asks the database with the plants; gives the first column of the first row.
+    /// Queries the database `plants`; returns the first column of the first row.
     pub fn ask(&self, sql: &str) -> Option<String> {
         self.run(sql, "plants")
     }
@@ -195,13 +192,13 @@ impl Postgres {
         responses.unwrap_or_else(|_| panic!("{HANG}: {sql}"))
     }
 
-    /// Has a standby take the place of its primary.
+    /// Promotes a standby.
     pub fn promote(&self) {
         let mut promote = self.command("pg_ctl");
         finish(promote.args(["promote", "-D", "data", "--timeout=30"]));
     }
 
-    /// Whether commits wait for a standby from now on.
+    /// Turns synchronous replication on or off.
     pub fn wait_for_standby(&self, wait: bool) {
         let names = if wait { "*" } else { "" };
         self.sql(&format!(
@@ -210,13 +207,12 @@ impl Postgres {
         self.sql("SELECT pg_reload_conf()");
     }
 
-    /// Whether there is one that has all there is.
+    /// Whether a standby is connected and has replayed everything.
     pub fn has_synchronous_standby(&self) -> bool {
         let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'";
         self.ask(sql).as_deref() == Some("1")
     }
 
-    /// What it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
@@ -229,7 +225,7 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill();
-        // The seventh line names a piece of shared memory that nobody else removes.
+        // The seventh line of the file is the shared memory segment, which a killed server does not remove.
         let file = fs::read_to_string(self.place.path().join("data/postmaster.pid"));
         let file = file.unwrap_or_default();
         let memory = file
@@ -242,8 +238,8 @@ impl Drop for Postgres {
     }
 }
 
-/// Memory, if there is a file system for it with room for some servers: what is killed here are processes, and those
-/// lose nothing that a file system has. On a slow disk most of the time would go into making servers.
+/// A temporary directory, in memory if there is room: only processes are killed here, which lose nothing that is written to a
+/// file system. On a slow disk, creating servers would take most of the time.
 fn scratch() -> TempDir {
     let memory = "/dev/shm";
     let free = Command::new("df")
@@ -264,8 +260,8 @@ fn scratch() -> TempDir {
     }
 }
 
-/// A port that nobody listens on, below those that the kernel gives to whoever connects: a server that is away for a
-/// moment has to find its port free. Processes have a hundred each, so that two of these suites do not meet.
+/// A free port below the ephemeral range, so that no client connection takes it while the server restarts. Each process
+/// uses its own hundred ports, so that two suites can run at the same time.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + 100 * u16::try_from(std::process::id() % 120).expect("small");
@@ -276,7 +272,7 @@ pub fn free_port() -> u16 {
         .expect("a free port")
 }
 
-/// The newest version that is installed.
+/// The programs of the newest installed version.
 fn programs() -> PathBuf {
     let versions =
         fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: make setup");
@@ -287,7 +283,7 @@ fn programs() -> PathBuf {
         .expect("PostgreSQL is installed: make setup")
 }
 
-/// Runs a program that ends by itself, and must end well.
+/// Runs a program, which has to exit with 0.
 fn finish(command: &mut Command) {
     let quiet = command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = quiet.spawn().expect("it runs");
@@ -317,7 +313,7 @@ fn children(parent: Pid) -> Vec<Pid> {
     processes.collect()
 }
 
-/// Whether it still runs; it may be waiting for somebody to ask how it ended.
+/// Whether the process still runs; a zombie does not.
 fn is_alive(process: Pid) -> bool {
     let path = format!("/proc/{}", process.as_raw_nonzero());
     state_and_parent(Path::new(&path)).is_some_and(|(state, _)| state != "Z")

@@ -1,11 +1,11 @@
-//! Statements that the database gives up for the sake of others. Every one of them is run again, so that clients
-//! hear nothing of it: each response is 200 or 40009.
+//! Statements that PostgreSQL aborts: serialization failures and deadlocks. The service retries each of them, so every
+//! response is 200 or 40009.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::checker::{Ledger, Told};
+use crate::checker::{History, Outcome};
 use crate::harness::wait_until;
 use crate::load::Load;
 use crate::postgres::cluster::Postgres;
@@ -13,8 +13,7 @@ use crate::postgres::{Node, load, prepare, settle, stop_all};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-/// Transactions fail when others have changed what they want to change. There is time for that between the moment
-/// from which they see the database and the first row.
+/// A delay between the snapshot of a transaction and its first row makes conflicts likely.
 const SERIALIZABLE: &str = "
     CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -24,7 +23,7 @@ const SERIALIZABLE: &str = "
     CREATE TRIGGER take_time BEFORE INSERT ON plantstore.plants FOR EACH STATEMENT EXECUTE FUNCTION take_time();
     ALTER DATABASE plants SET default_transaction_isolation = 'serializable'";
 
-/// A third of the statements fail, and are as good the next time.
+/// A third of the statements fail, and succeed when retried.
 const FAIL_A_THIRD: &str = "
     CREATE FUNCTION fail_a_third() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -36,11 +35,11 @@ const FAIL_A_THIRD: &str = "
     END $$;
     CREATE TRIGGER fail_a_third BEFORE INSERT ON plantstore.plants FOR EACH STATEMENT EXECUTE FUNCTION fail_a_third()";
 
-/// Transactions are serializable, and two nodes want the same ids.
+/// Serializable transactions of two nodes race for the same ids.
 pub fn serializable(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "serialization failures",
-        "default_transaction_isolation = serializable, two nodes that race",
+        "default_transaction_isolation = serializable, two nodes race for ids",
     );
     races(
         &mut report,
@@ -53,11 +52,11 @@ pub fn serializable(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// Statements fail as if they had been in a conflict.
+/// A trigger raises 40001 and 40P01.
 pub fn made_failures(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "40001 and 40P01 in a third of all statements",
-        "a trigger, two nodes that race",
+        "a trigger, two nodes race for ids",
     );
     races(
         &mut report,
@@ -83,7 +82,7 @@ fn races(
     let token = prepare(&postgres.url());
     postgres.sql(sql);
     let nodes = [(); 2].map(|()| Node::start(&postgres.url(), &token, &[]));
-    let mut all = Ledger::default();
+    let mut all = History::default();
     for number in 0..runs {
         let before = failures(&postgres, logged);
         let [one, two] = [0, 100].map(|first_client| Load {
@@ -100,18 +99,18 @@ fn races(
     report.note = format!("{} statements failed", failures(&postgres, logged));
 }
 
-/// Another session takes the rows of a batch in the opposite order.
+/// Another session locks the rows of a batch in the opposite order.
 pub fn deadlocks(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "deadlocks",
-        "another session updates what batches replay, in the opposite order",
+        "another session updates the rows of a batch in the opposite order",
     );
     let mut random = Random::new(seed);
     let postgres = Postgres::start_new();
     let token = prepare(&postgres.url());
-    // One connection, so that many clients make large batches.
+    // One connection per node, so that batches are large.
     let node = Node::start(&postgres.url(), &token, &["--store-connections", "1"]);
-    let mut all = Ledger::default();
+    let mut all = History::default();
     let logged = "deadlock detected";
     for number in 0..runs {
         let before = failures(&postgres, logged);
@@ -142,8 +141,8 @@ pub fn deadlocks(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// Whoever has waited for 20 ms looks once whether it waits in vain. This one looks later, so that it is nearly always
-/// the batch that is given up; but if the batch has looked too early, it is this one.
+/// PostgreSQL checks for a deadlock after `deadlock_timeout` (20 ms) of waiting, and aborts the session that checks. This
+/// session has a longer timeout, so that nearly always the batch is aborted.
 fn in_descending_order(postgres: &Postgres, first: i64) {
     let update = |id| {
         format!("UPDATE plantstore.plants SET name = name WHERE id = {id}; SELECT pg_sleep(0.005);")
@@ -157,9 +156,9 @@ fn failures(postgres: &Postgres, logged: &str) -> usize {
     postgres.log().matches(logged).count()
 }
 
-fn finish(report: &mut Report, postgres: &Postgres, node: &Node, run: Ledger, all: &mut Ledger) {
+fn finish(report: &mut Report, postgres: &Postgres, node: &Node, run: History, all: &mut History) {
     let acknowledged = run.acknowledged().count();
-    let answered = acknowledged + run.count(Told::Taken);
+    let answered = acknowledged + run.count(Outcome::Conflict);
     let others = run.attempts().count() - answered;
     let mut wrong = settle(&postgres.url(), &node.server, run, all);
     if others > 0 {

@@ -1,9 +1,9 @@
-//! Connections to the database that are cut, that are ended by the server, or that bring no responses.
+//! Connections to the database that are cut, stall, or are terminated by the server.
 
 use std::thread;
 use std::time::Duration;
 
-use crate::checker::{Ledger, Told};
+use crate::checker::{History, Outcome};
 use crate::harness::wait_until;
 use crate::postgres::cluster::Postgres;
 use crate::postgres::proxy::Proxy;
@@ -11,10 +11,10 @@ use crate::postgres::{Node, load, prepare, settle, stop_all};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-/// After so many cuts everything is checked.
+/// The database is checked after this many cuts.
 const CUTS_A_RUN: usize = 20;
 
-/// Connections are cut within a batch: before the server has it, while it works, or when it has answered.
+/// Connections are cut within a batch: in the request, after it, before the response, or in the response.
 pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "connection to PostgreSQL cut",
@@ -25,7 +25,7 @@ pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
     let token = prepare(&postgres.url());
     let proxy = Proxy::start(postgres.port(), random.next());
     let node = Node::start(&proxy.store(), &token, &[]);
-    let mut all = Ledger::default();
+    let mut all = History::default();
     let count = || proxy.cuts().iter().sum::<usize>();
     for number in 0..cuts.div_ceil(CUTS_A_RUN) {
         let before = count();
@@ -48,57 +48,57 @@ pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
     report
 }
 
-/// Responses are held back for longer than an add may take.
+/// The proxy delays responses for longer than `--store-timeout`.
 pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
-        "PostgreSQL does not answer",
-        "a proxy that holds responses back, real binary under load",
+        "PostgreSQL does not respond",
+        "a proxy that delays responses, real binary under load",
     );
     let mut random = Random::new(seed);
     let postgres = Postgres::start_new();
     let token = prepare(&postgres.url());
     let proxy = Proxy::start(postgres.port(), random.next());
     let node = Node::start(&proxy.store(), &token, &["--store-timeout", "500ms"]);
-    let mut all = Ledger::default();
+    let mut all = History::default();
     let mut lost = 0;
     for number in 0..runs {
         let running = node.load(load(number, 0, random.next()));
         wait_until("there is a load", || !running.stored().is_empty());
         thread::sleep(Duration::from_micros(random.below(50_000)));
-        proxy.hold_answers(true);
+        proxy.hold_responses(true);
         thread::sleep(Duration::from_millis(800));
-        proxy.hold_answers(false);
+        proxy.hold_responses(false);
         let held = running.stored().len();
         wait_until("adds are acknowledged again", || {
             running.stored().len() > held
         });
         let run = running.stop();
         let acknowledged = run.acknowledged().count();
-        lost += run.count(Told::Nothing);
+        lost += run.count(Outcome::Unknown);
         let wrong = settle(&postgres.url(), &node.server, run, &mut all);
         report.add(1, acknowledged, wrong);
         progress.step();
     }
-    // Not in every run: it may be a token that is not read, and then it is known that nothing was stored.
+    // Not in every run: if the lookup of a token stalls, it is known that nothing was stored.
     if lost == 0 {
-        let wrong = "wrong: nobody was told that a response was lost".to_owned();
+        let wrong = "wrong: no response was 50301".to_owned();
         report.add(0, 0, vec![wrong]);
     }
-    report.note = format!("{lost} responses lost, every one found by sending again");
+    report.note = format!("{lost} unknown outcomes, all resolved by a retry");
     report
 }
 
-/// All connections of the nodes are ended by the server, about every 30 ms.
+/// The server terminates all connections of the nodes about every 30 ms.
 pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
-        "backends of PostgreSQL ended",
+        "PostgreSQL backends terminated",
         "pg_terminate_backend about every 30 ms, two nodes under load",
     );
     let mut random = Random::new(seed);
     let postgres = Postgres::start_new();
     let token = prepare(&postgres.url());
     let nodes = [(); 2].map(|()| Node::start(&postgres.url(), &token, &[]));
-    let mut all = Ledger::default();
+    let mut all = History::default();
     let mut ended = 0;
     for number in 0..runs {
         let (one, two) = (random.next(), random.next());

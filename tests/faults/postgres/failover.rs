@@ -1,28 +1,28 @@
-//! The loss of a whole server: of the primary, after which its synchronous standby takes over, and of the standby,
-//! without which nothing may be acknowledged.
+//! The loss of a whole server: of the primary, after which its synchronous standby is promoted, and of the standby,
+//! without which no add may be acknowledged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::checker::{Ledger, Sent, Told};
+use crate::checker::{History, Outcome, Sent};
 use crate::harness::wait_until;
-use crate::load::{Running, body, told};
+use crate::load::{Running, body, outcome_of};
 use crate::postgres::pair::Pair;
 use crate::postgres::{Node, load, median, prepare, settle, stop_all, violations};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-/// The primary is killed under load, and the nodes find the new one by themselves.
+/// The primary is killed under load, and the nodes reconnect to the promoted standby.
 pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
-        "primary of PostgreSQL killed",
+        "PostgreSQL primary killed",
         "two nodes under load, a synchronous standby promoted",
     );
     let mut random = Random::new(seed);
     let (mut pair, token) = pair();
     let nodes = [(); 2].map(|()| Node::start(&pair.store(), &token, &[]));
-    let mut all = Ledger::default();
+    let mut all = History::default();
     let mut seconds = Vec::new();
     for number in 0..runs {
         let loads = [0, 1].map(|at: u8| {
@@ -57,7 +57,7 @@ pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// What was on its way when the primary was killed may still be told; then nothing is, until there is a new one.
+/// Waits until no response that was sent before the kill arrives any more.
 fn end_of_longest_gap(mut times: Vec<Instant>, killed: Instant) -> Duration {
     times.push(killed);
     times.sort();
@@ -66,16 +66,16 @@ fn end_of_longest_gap(mut times: Vec<Instant>, killed: Instant) -> Duration {
     longest.map_or(Duration::MAX, |pair| pair[1] - killed)
 }
 
-/// Without its standby the primary commits, but nothing is durable: no add is acknowledged, not even one whose row
-/// can be seen after a restart, nor one whose wait somebody cancels.
+/// Without its standby the primary commits locally, but not durably. No add may be acknowledged, not even one whose row
+/// is visible after a restart, nor one whose wait for the standby is cancelled.
 pub fn standby_losses(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
-        "standby of PostgreSQL lost",
+        "PostgreSQL standby lost",
         "primary restarted, commits cancelled, then the standby promoted",
     );
     let (mut pair, token) = pair();
     let node = Node::start(&pair.store(), &token, &["--store-timeout", "2s"]);
-    let mut all = Ledger::default();
+    let mut all = History::default();
     let mut ghosts = 0;
     for number in 0..runs {
         let plant = |kind: &str| -> Sent {
@@ -84,17 +84,18 @@ pub fn standby_losses(seed: u64, runs: usize, progress: &Progress) -> Report {
             (id, format!("{kind} of {seed}"), None)
         };
         let (ghost, cancelled) = (plant("ghost"), plant("cancelled"));
-        let mut run = Ledger::default();
+        let mut run = History::default();
         let mut wrong = Vec::new();
-        let mut must_not_be_stored = |when: &str, sent: &Sent, told: Told, run: &mut Ledger| {
-            // Whether it was told that nobody knows, or that it is not stored, is checked by the ledger.
-            if !matches!(told, Told::Nothing | Told::Busy) {
-                wrong.push(format!(
-                    "wrong: {told:?} without a standby, {when}: {sent:?}"
-                ));
-            }
-            run.note(sent.clone(), told);
-        };
+        let mut must_not_be_stored =
+            |when: &str, sent: &Sent, outcome: Outcome, run: &mut History| {
+                // The checker verifies later that Busy plants are not stored.
+                if !matches!(outcome, Outcome::Unknown | Outcome::Busy) {
+                    wrong.push(format!(
+                        "wrong: {outcome:?} without a standby, {when}: {sent:?}"
+                    ));
+                }
+                run.note(sent.clone(), outcome);
+            };
 
         pair.standby.stop();
         must_not_be_stored("at first", &ghost, send(&node, &ghost), &mut run);
@@ -103,15 +104,15 @@ pub fn standby_losses(seed: u64, runs: usize, progress: &Progress) -> Report {
         let sql = format!("SELECT id FROM plantstore.plants WHERE id = {}", ghost.0);
         ghosts += usize::from(pair.primary.ask(&sql).is_some());
         must_not_be_stored("after a restart", &ghost, send(&node, &ghost), &mut run);
-        let told = send_and_cancel(&node, &cancelled, &pair);
-        must_not_be_stored("after a cancel", &cancelled, told, &mut run);
+        let outcome = send_and_cancel(&node, &cancelled, &pair);
+        must_not_be_stored("after a cancel", &cancelled, outcome, &mut run);
 
         pair.standby.start();
         for plant in [&ghost, &cancelled] {
             wait_until("it is acknowledged with a standby", || {
-                let told = send(&node, plant);
-                run.note(plant.clone(), told);
-                told == Told::Stored
+                let outcome = send(&node, plant);
+                run.note(plant.clone(), outcome);
+                outcome == Outcome::Acknowledged
             });
         }
         pair.fail_over();
@@ -134,12 +135,12 @@ fn pair() -> (Pair, String) {
     (pair, token)
 }
 
-fn send(node: &Node, sent: &Sent) -> Told {
-    told(Some(&node.server.add(body(sent))))
+fn send(node: &Node, sent: &Sent) -> Outcome {
+    outcome_of(Some(&node.server.add(body(sent))))
 }
 
-/// Whoever cancels a commit that waits for its standby turns it into a success with a warning.
-fn send_and_cancel(node: &Node, sent: &Sent, pair: &Pair) -> Told {
+/// Cancelling a commit that waits for its standby makes it succeed with a warning.
+fn send_and_cancel(node: &Node, sent: &Sent, pair: &Pair) -> Outcome {
     let sql = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity
                WHERE wait_event = 'SyncRep' AND application_name = 'plantstore'";
     let is_answered = AtomicBool::new(false);
@@ -152,10 +153,10 @@ fn send_and_cancel(node: &Node, sent: &Sent, pair: &Pair) -> Told {
             }
             cancelled
         });
-        let told = send(node, sent);
+        let outcome = send(node, sent);
         is_answered.store(true, Ordering::Relaxed);
         let cancelled = cancelled.join().expect("no panic");
         assert!(cancelled > 0, "no commit was cancelled");
-        told
+        outcome
     })
 }

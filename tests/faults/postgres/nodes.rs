@@ -1,4 +1,4 @@
-//! Nodes that end while others serve: killed, or one after another in good order behind a load balancer.
+//! Nodes that stop while others serve: killed, or restarted in turn behind a load balancer.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::checker::{Ledger, Told};
+use crate::checker::{History, Outcome};
 use crate::harness::{PATIENCE, directory, wait_until};
 use crate::load::Load;
 use crate::postgres::cluster::{Postgres, free_port};
@@ -18,7 +18,7 @@ use crate::postgres::{Node, load, prepare, settle};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-/// One of two nodes is killed under load; what it did not response is sent to the other.
+/// One of two nodes is killed under load; its plants with an unknown outcome are sent to the other.
 pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "node killed",
@@ -28,7 +28,7 @@ pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
     let postgres = Postgres::start_new();
     let token = prepare(&postgres.url());
     let mut nodes = [(); 2].map(|()| Node::start(&postgres.url(), &token, &[]));
-    let mut all = Ledger::default();
+    let mut all = History::default();
     for number in 0..runs {
         let (one, two) = (random.next(), random.next());
         let [to_one, to_two] = [
@@ -48,8 +48,8 @@ pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
         wait_until("the other goes on", || of_other.stored().len() > stored);
         let undisturbed = of_other.stop();
         let mut wrong = Vec::new();
-        if undisturbed.unanswered().next().is_some() {
-            wrong.push("wrong: the other node did not answer all".to_owned());
+        if undisturbed.unknown().next().is_some() {
+            wrong.push("wrong: the other node did not respond to every request".to_owned());
         }
         run.append(undisturbed);
         let acknowledged = run.acknowledged().count();
@@ -61,7 +61,7 @@ pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// Three nodes behind a load balancer, started again one after another.
+/// Three nodes behind a load balancer are restarted in turn.
 pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "rolling restart",
@@ -72,8 +72,8 @@ pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
     let token = prepare(&postgres.url());
     let mut nodes = [(); 3].map(|()| Node::start(&postgres.url(), &token, &[]));
     let balancer = Balancer::start(&nodes);
-    let mut all = Ledger::default();
-    let (mut refused, mut attempts) = (0, 0);
+    let mut all = History::default();
+    let (mut retries, mut attempts) = (0, 0);
     for number in 0..runs {
         let load = Load {
             balanced: true,
@@ -85,7 +85,7 @@ pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
             thread::sleep(Duration::from_micros(random.below(100_000)));
             let code = node.server.terminate().code();
             if code != Some(0) {
-                wrong.push(format!("wrong: it ended with {code:?}"));
+                wrong.push(format!("wrong: exit code {code:?}"));
             }
             node.start_again();
             wait_until("it is given requests", || balancer.is_up(at));
@@ -93,16 +93,16 @@ pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
         let run = running.stop();
         let acknowledged = run.acknowledged().count();
         attempts += run.attempts().count();
-        refused += run.unanswered().count() + run.count(Told::Busy);
+        retries += run.unknown().count() + run.count(Outcome::Busy);
         wrong.extend(settle(&postgres.url(), &nodes[0].server, run, &mut all));
         report.add(1, acknowledged, wrong);
         progress.step();
     }
-    report.note = format!("{refused} of {attempts} requests to be sent again");
+    report.note = format!("{retries} of {attempts} requests had to be retried");
     report
 }
 
-/// HAProxy, as it would be used: it asks each node whether it is well, and asks another one if it cannot connect.
+/// HAProxy with health checks on `/readyz`, which redispatches a request if it cannot connect.
 struct Balancer {
     address: SocketAddr,
     statistics: SocketAddr,
@@ -157,7 +157,7 @@ backend nodes
         balancer
     }
 
-    /// Whether it has found this node well since it was last away.
+    /// Whether the health check of this node passes again.
     fn is_up(&self, at: usize) -> bool {
         let all = self.statistics().unwrap_or_default();
         let its_line = all
@@ -166,7 +166,7 @@ backend nodes
         its_line.is_some_and(|line| line.split(',').nth(15) == Some("UP"))
     }
 
-    /// A line a server, with commas.
+    /// The statistics as CSV, one line per server.
     fn statistics(&self) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.statistics)?;
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,16 +1,15 @@
-//! A primary of PostgreSQL and its synchronous standby, which change places.
+//! A PostgreSQL primary with a synchronous standby, which can switch roles.
 
 use crate::harness::wait_until;
 use crate::postgres::cluster::{Postgres, free_port};
 
-/// A primary and its synchronous standby.
 pub struct Pair {
     pub primary: Postgres,
     pub standby: Postgres,
 }
 
 impl Pair {
-    /// The database has to be prepared while there is nobody to wait for.
+    /// The database has to be prepared before commits wait for a standby.
     pub fn start_new(prepare: impl FnOnce(&Postgres)) -> Self {
         let primary = Postgres::start_new();
         prepare(&primary);
@@ -18,7 +17,7 @@ impl Pair {
     }
 
     fn with(primary: Postgres, port: u16) -> Self {
-        // Before the copy is made: by the time that it follows, every process of the primary has heard of it.
+        // Set before the standby exists: when it connects, every backend of the primary uses the setting.
         primary.wait_for_standby(true);
         let standby = Postgres::start_standby(&primary, port);
         let pair = Self { primary, standby };
@@ -32,7 +31,7 @@ impl Pair {
         });
     }
 
-    /// The store as nodes are told of it: whichever of the two can be written to.
+    /// The store URL of the nodes, with both hosts: they use the one that accepts writes.
     pub fn store(&self) -> String {
         let (one, two) = (
             self.primary.port().min(self.standby.port()),
@@ -41,7 +40,7 @@ impl Pair {
         format!("postgres://postgres@127.0.0.1:{one},127.0.0.1:{two}/plants")
     }
 
-    /// The primary is killed and the standby takes its place, alone, as a tool for high availability would have it.
+    /// Kills the primary and promotes the standby, which then runs without a standby.
     pub fn fail_over(&mut self) {
         self.primary.kill();
         self.standby.promote();
@@ -49,7 +48,7 @@ impl Pair {
         self.primary.wait_for_standby(false);
     }
 
-    /// Where the old primary was, a standby follows the new one.
+    /// Replaces the old primary by a standby of the new one.
     pub fn rejoin(self) -> Self {
         let Self { primary, standby } = self;
         let port = standby.port();

@@ -1,5 +1,4 @@
-//! What lies between a node and its database: connections that are cut in the middle of a batch, or that stop
-//! bringing responses.
+//! A TCP proxy between a node and its database, which cuts connections within a batch or delays responses.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,30 +9,30 @@ use std::time::Duration;
 
 use crate::random::Random;
 
-/// Of 256 batches so many are cut off.
+/// The probability of a cut per batch, in 256ths.
 const CUTS_OF_256: u64 = 40;
 
-/// Where a batch is cut off.
+/// Where a batch is cut.
 #[derive(Clone, Copy)]
 enum Cut {
-    /// The server gets a part of it: nothing is stored.
+    /// PostgreSQL receives a part of the request: nothing is stored.
     InTheRequest,
-    /// The server has it; nobody hears what became of it.
+    /// PostgreSQL receives the request; the outcome is unknown.
     AfterTheRequest,
-    /// It is committed, and the response is thrown away.
-    BeforeTheAnswer,
-    /// It is committed, and a part of the response arrives.
-    InTheAnswer,
+    /// The batch is committed, and the response is discarded.
+    BeforeResponse,
+    /// The batch is committed, and a part of the response arrives.
+    InResponse,
 }
 
 const CUTS: [Cut; 4] = [
     Cut::InTheRequest,
     Cut::AfterTheRequest,
-    Cut::BeforeTheAnswer,
-    Cut::InTheAnswer,
+    Cut::BeforeResponse,
+    Cut::InResponse,
 ];
 
-/// A proxy; it ends, with all its connections, when it is dropped.
+/// Closes all connections when it is dropped.
 pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -44,14 +43,14 @@ struct Shared {
     random: Mutex<Random>,
     cuts: [AtomicUsize; CUTS.len()],
     is_cutting: AtomicBool,
-    /// Responses stay here.
+    /// Responses are delayed while this is set.
     is_holding: AtomicBool,
     has_ended: AtomicBool,
     links: Mutex<Vec<Weak<Link>>>,
 }
 
 impl Proxy {
-    /// In front of the server at this port.
+    /// A proxy to the server at this port.
     pub fn start(port: u16, seed: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -69,7 +68,7 @@ impl Proxy {
         Self { address, shared }
     }
 
-    /// The database behind it.
+    /// The URL of the database through the proxy.
     pub fn store(&self) -> String {
         format!("postgres://postgres@{}/plants", self.address)
     }
@@ -78,11 +77,11 @@ impl Proxy {
         self.shared.is_cutting.store(cut, Ordering::SeqCst);
     }
 
-    pub fn hold_answers(&self, hold: bool) {
+    pub fn hold_responses(&self, hold: bool) {
         self.shared.is_holding.store(hold, Ordering::SeqCst);
     }
 
-    /// How many were made, in the order of `CUTS`.
+    /// The number of cuts, in the order of `CUTS`.
     pub fn cuts(&self) -> [usize; CUTS.len()] {
         let count = |cut: Cut| self.shared.cuts[cut as usize].load(Ordering::SeqCst);
         CUTS.map(count)
@@ -92,7 +91,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.has_ended.store(true, Ordering::SeqCst);
-        let _ = TcpStream::connect(self.address); // so that it looks
+        let _ = TcpStream::connect(self.address); // wakes up the accept loop
         let links = self.shared.links.lock().expect("no panic");
         links
             .iter()
@@ -101,11 +100,11 @@ impl Drop for Proxy {
     }
 }
 
-/// A connection, as two.
+/// A connection: the node's side and the server's side.
 struct Link {
     node: TcpStream,
     server: TcpStream,
-    /// What is to happen to the next response.
+    /// The cut that is planned for the next response.
     planned: Mutex<Option<Cut>>,
 }
 
@@ -123,7 +122,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         let Ok(node) = node else { continue };
         let Ok(server) = TcpStream::connect(shared.server) else {
-            continue; // the node sees that it is hung up on
+            continue; // the node sees a closed connection
         };
         let _ = (node.set_nodelay(true), server.set_nodelay(true));
         let planned = Mutex::default();
@@ -146,13 +145,13 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// Carries what the node says, until one of the two hangs up or the connection is to be cut.
+/// Forwards requests until either side closes the connection or it is cut.
 fn requests(link: &Link, shared: &Shared) -> Option<()> {
     let mut buffer = vec![0; 1 << 16];
     let mut adds = false;
     loop {
         let bytes = read(&link.node, &mut buffer)?;
-        // Only the statement of a batch is prepared; whatever begins by binding values is a batch.
+        // Only the statement of a batch is prepared, so a message that starts with Bind is a batch.
         adds |= bytes
             .windows(29)
             .any(|part| part == b"INSERT INTO plantstore.plants");
@@ -177,7 +176,7 @@ fn requests(link: &Link, shared: &Shared) -> Option<()> {
     }
 }
 
-/// Carries what the server says.
+/// Forwards responses.
 fn responses(link: &Link, shared: &Shared) -> Option<()> {
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -187,7 +186,7 @@ fn responses(link: &Link, shared: &Shared) -> Option<()> {
         }
         let planned = link.planned.lock().expect("no panic").take();
         if let Some(cut) = planned {
-            if matches!(cut, Cut::InTheAnswer) {
+            if matches!(cut, Cut::InResponse) {
                 let part = shared.below(bytes.len());
                 let _ = (&link.node).write_all(&bytes[..part]);
             }
@@ -213,7 +212,7 @@ impl Shared {
         self.random.lock().expect("no panic").index(end)
     }
 
-    /// Notes that one was made. Nothing comes after it.
+    /// Counts a cut and closes the connection.
     fn count(&self, cut: Cut) -> Option<()> {
         self.cuts[cut as usize].fetch_add(1, Ordering::SeqCst);
         None

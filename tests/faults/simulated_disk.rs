@@ -1,20 +1,20 @@
-//! A disk as a power cut sees it: what was synced is there; of what was only written, any part may be.
+//! A simulated disk: after a power cut it has everything that was synced, and a random part of what was only written.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use crate::random::Random;
-use crate::trace::Event;
+use crate::strace::Event;
 
-/// A write reaches the disk in pieces of this size, each or not, in any order.
+/// The unit in which unsynced writes survive or are lost.
 const SECTOR: u64 = 512;
 
-/// Files by number; names lead to them.
+/// Files by number, and the directory entries that point to them.
 #[derive(Clone, Default)]
 pub struct Disk {
     files: Vec<File>,
-    /// The directory as the running system sees it, and as the disk has it.
+    /// The directory as processes see it, and as of its last sync.
     names: BTreeMap<String, usize>,
     synced_names: BTreeMap<String, usize>,
     renamings: Vec<Renaming>,
@@ -32,7 +32,7 @@ enum Change {
     Truncate(u64),
 }
 
-/// A change of the directory that was not synced.
+/// An unsynced change of the directory.
 #[derive(Clone)]
 enum Renaming {
     Add(String, usize),
@@ -41,7 +41,7 @@ enum Renaming {
 }
 
 impl Disk {
-    /// Takes one event. Responses change nothing.
+    /// Applies one event. Responses change nothing.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Create(name) => {
@@ -77,7 +77,7 @@ impl Disk {
                 }
             }
             Event::SyncFailed(name) => {
-                // The kernel has dropped it all, and says of the next sync that it went well.
+                // The kernel drops the dirty pages, and the next sync succeeds.
                 if let Some(&number) = self.names.get(name) {
                     self.files[number].unsynced.clear();
                 }
@@ -96,14 +96,13 @@ impl Disk {
         }
     }
 
-    /// Cuts the power, and writes what is left into a directory. How much of what was not synced survives
-    /// is a matter of luck: of this random's.
+    /// Cuts the power, and writes the surviving files into a directory.
     pub fn cut(&self, random: &mut Random, directory: &Path) {
-        // None, few, half, most or all of it: the extremes are where most faults show.
-        let luck = [0, 32, 128, 224, 256][random.index(5)];
+        // How much of the unsynced data survives, of 256; the extremes expose most faults.
+        let survival = [0, 32, 128, 224, 256][random.index(5)];
         let mut names = self.synced_names.clone();
         for renaming in &self.renamings {
-            if random.chance(luck) {
+            if random.chance(survival) {
                 match renaming {
                     Renaming::Add(name, number) => {
                         names.insert(name.clone(), *number);
@@ -122,7 +121,7 @@ impl Disk {
             let file = &self.files[number];
             let mut content = file.synced.clone();
             for change in &file.unsynced {
-                change.survive(&mut content, random, luck);
+                change.survive(&mut content, random, survival);
             }
             fs::write(directory.join(name), content).expect("a file");
         }
@@ -137,10 +136,10 @@ impl Change {
         }
     }
 
-    fn survive(&self, content: &mut Vec<u8>, random: &mut Random, luck: u64) {
+    fn survive(&self, content: &mut Vec<u8>, random: &mut Random, survival: u64) {
         match self {
             Change::Truncate(_) => {
-                if random.chance(luck) {
+                if random.chance(survival) {
                     self.apply(content);
                 }
             }
@@ -150,7 +149,7 @@ impl Change {
                     let start = offset + from as u64;
                     let piece = usize::try_from(SECTOR - start % SECTOR).expect("small");
                     let to = data.len().min(from + piece);
-                    if random.chance(luck) {
+                    if random.chance(survival) {
                         write(content, start, &data[from..to]);
                     }
                     from = to;

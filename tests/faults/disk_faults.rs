@@ -1,4 +1,4 @@
-//! Disks that fail, are full, or are slow, under the real binary.
+//! Disk faults under the real binary: failed syncs, full disks, slow syncs.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -7,35 +7,32 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::checker::{Ledger, Told};
-use crate::disk::Disk;
+use crate::checker::{History, Outcome};
 use crate::harness::{Server, directory};
 use crate::load::{Load, after_restart, send_again};
-use crate::power;
+use crate::power_cuts;
 use crate::random::Random;
 use crate::report::{Progress, Report};
-use crate::trace;
+use crate::simulated_disk::Disk;
+use crate::strace;
 
-/// A sync fails once, and what it should have written is gone, though the next sync would say that all is well.
-/// Nothing may be acknowledged that rests on it, and the process must end.
+/// One fdatasync fails, and the pages that it should have written are lost, although the next fdatasync succeeds. No add that
+/// depends on them may be acknowledged, and the process has to exit.
 pub fn failed_sync(seed: u64, runs: usize, progress: &Progress) -> Report {
-    let mut report = Report::new(
-        "EIO from fdatasync",
-        "strace, then a disk without what was not synced",
-    );
+    let mut report = Report::new("EIO from fdatasync", "strace, then a simulated power cut");
     let mut random = Random::new(seed);
     let mut seconds = Vec::new();
     for _ in 0..runs {
         let place = directory();
-        let mut history = {
-            let mut server = Server::start_under_strace(place.path(), &trace::RECORD, &[]);
+        let mut events = {
+            let mut server = Server::start_under_strace(place.path(), &strace::RECORD, &[]);
             assert!(server.terminate().success());
-            trace::events(&power::ended(server), place.path())
+            strace::events(&power_cuts::ended(server), place.path())
         };
-        // Calls are counted for each thread, and the one that opens the store makes 5.
+        // strace counts calls per thread; opening the store takes 5 of the writer thread's.
         let at = 6 + random.below(40);
         let inject = format!("inject=fdatasync:error=EIO:when={at}");
-        let strace = [&trace::RECORD[..], &["-ttt", "-e", &inject]].concat();
+        let strace = [&strace::RECORD[..], &["-ttt", "-e", &inject]].concat();
         let mut server = Server::start_under_strace(place.path(), &strace, &[]);
         let load = Load {
             clients: 4,
@@ -43,36 +40,40 @@ pub fn failed_sync(seed: u64, runs: usize, progress: &Progress) -> Report {
             seed: random.next(),
             ..Load::default()
         };
-        let ledger = load.start(server.address(), &server.token()).finish();
+        let history = load.start(server.address(), &server.token()).finish();
         let code = server.wait_for_exit().code();
-        let (times, calls) = without_times(&power::ended(server));
-        history.extend(trace::events(&calls, place.path()));
+        let (times, calls) = without_times(&power_cuts::ended(server));
+        events.extend(strace::events(&calls, place.path()));
 
         let mut disk = Disk::default();
-        for event in &history {
+        for event in &events {
             disk.apply(event);
         }
-        let left = power::scratch();
+        let left = power_cuts::scratch();
         disk.cut(&mut random, left.path());
-        let mut wrong = power::check(left.path(), &ledger);
+        let mut wrong = power_cuts::check(left.path(), &history);
         if code != Some(1) {
-            wrong.push(format!("wrong: it ended with {code:?}"));
+            wrong.push(format!("wrong: exit code {code:?}"));
         }
         seconds.extend(times);
-        report.add(1, ledger.acknowledged().count(), wrong);
+        report.add(1, history.acknowledged().count(), wrong);
         progress.step();
     }
     seconds.sort_by(f64::total_cmp);
     let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::MAX);
-    // It takes as long as those who wait for responses, at most 0.7 s; a busy machine takes longer.
+    // The process waits at most 0.7 s for its last responses to be sent; a busy machine takes longer.
     if median > 10.0 {
-        report.add(0, 0, vec![format!("wrong: it took {median} s to end")]);
+        report.add(
+            0,
+            0,
+            vec![format!("wrong: the process took {median} s to exit")],
+        );
     }
-    report.note = format!("ended {median:.2} s after the failure (median)");
+    report.note = format!("exits {median:.2} s after the failure (median)");
     report
 }
 
-/// Takes the time from every line; gives the seconds from the failed sync to the end of the process.
+/// Removes the timestamp of every line; returns the seconds from the failed sync to the exit of the process.
 fn without_times(recording: &str) -> (Option<f64>, String) {
     let mut failed = None;
     let mut ended = None;
@@ -94,14 +95,14 @@ fn without_times(recording: &str) -> (Option<f64>, String) {
     )
 }
 
-/// Writes fail for a while for want of room.
-pub fn no_room(seed: u64, runs: usize, progress: &Progress) -> Report {
+/// Writes fail with ENOSPC for some time.
+pub fn no_space(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new("ENOSPC", "strace, real binary");
     let mut random = Random::new(seed);
     for _ in 0..runs {
         let place = directory();
         assert!(Server::start_in(place.path(), &[]).terminate().success());
-        // Calls are counted for each thread, and the one that opens the store makes 14.
+        // strace counts calls per thread; opening the store takes 14 of the writer thread's.
         let first = 16 + random.below(60);
         let last = first + 10 + random.below(40);
         let fault = format!("pwrite64:error=ENOSPC:when={first}..{last}");
@@ -112,15 +113,15 @@ pub fn no_room(seed: u64, runs: usize, progress: &Progress) -> Report {
             seed: random.next(),
             ..Load::default()
         };
-        let mut ledger = load.start(server.address(), &server.token()).finish();
-        let wrong = works_again(&mut server, &mut ledger);
-        report.add(1, ledger.acknowledged().count(), wrong);
+        let mut history = load.start(server.address(), &server.token()).finish();
+        let wrong = works_again(&mut server, &mut history);
+        report.add(1, history.acknowledged().count(), wrong);
         progress.step();
     }
     report
 }
 
-/// A file system that is really full.
+/// The file system is full.
 pub fn full_disk(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new("full disk", "a tmpfs of 8 MiB and a file that fills it");
     let mut random = Random::new(seed);
@@ -134,31 +135,31 @@ pub fn full_disk(seed: u64, runs: usize, progress: &Progress) -> Report {
             seed: random.next(),
             ..Load::default()
         };
-        let mut ledger = load.start(server.address(), &server.token()).finish();
+        let mut history = load.start(server.address(), &server.token()).finish();
         place.make_room();
-        let wrong = works_again(&mut server, &mut ledger);
-        report.add(1, ledger.acknowledged().count(), wrong);
+        let wrong = works_again(&mut server, &mut history);
+        report.add(1, history.acknowledged().count(), wrong);
         progress.step();
         drop(server);
     }
     report
 }
 
-/// It said that it was full; it kept its word; and without a restart it takes everything now.
-fn works_again(server: &mut Server, ledger: &mut Ledger) -> Vec<String> {
-    let mut wrong = ledger.violations_in(&server.directory().join("plantstore.db"));
-    if ledger.count(Told::Full) == 0 {
-        wrong.push("wrong: nobody was told that there is no room".to_owned());
+/// The server responded 50302 at least once, kept every acknowledged plant, and accepts all plants now without a restart.
+fn works_again(server: &mut Server, history: &mut History) -> Vec<String> {
+    let mut wrong = history.violations_in(&server.directory().join("plantstore.db"));
+    if history.count(Outcome::Full) == 0 {
+        wrong.push("wrong: no response was 50302".to_owned());
     }
-    let attempts = ledger.attempts().cloned().collect();
-    wrong.extend(send_again(server, attempts, ledger));
+    let attempts = history.attempts().cloned().collect();
+    wrong.extend(send_again(server, attempts, history));
     server.kill();
     let server = Server::start_in(server.directory(), &[]);
-    wrong.extend(after_restart(&server, ledger));
+    wrong.extend(after_restart(&server, history));
     wrong
 }
 
-/// A file system of its own, small enough to be filled.
+/// A tmpfs that is small enough to be filled.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -178,7 +179,7 @@ impl SmallDisk {
         self.0.path()
     }
 
-    /// Leaves so many bytes.
+    /// Fills the file system up to `left` bytes.
     fn fill(&self, left: u64) {
         let mut ballast = File::create(self.path().join("ballast")).expect("a file");
         let block = [0; 4096];
@@ -200,7 +201,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Runs a command that needs root, at this path.
+/// Runs a command as root, with this path as its last argument.
 pub fn as_root(command: &[&str], path: &Path) {
     let root = fs::metadata("/proc/self").expect("proc");
     let root = std::os::unix::fs::MetadataExt::uid(&root) == 0;
@@ -209,17 +210,17 @@ pub fn as_root(command: &[&str], path: &Path) {
     assert!(done.expect("it runs").success(), "{words:?} needs root");
 }
 
-/// Every sync takes 200 ms: the queue stays bounded, whoever is beyond it is told at once, and memory does not grow.
+/// Every fdatasync takes 200 ms: the queue stays bounded, further adds get 50300 at once, and memory does not grow.
 pub fn slow_syncs(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
-        "200 ms a sync",
+        "slow fdatasync (200 ms)",
         "strace, real binary, 48 clients, a queue of 16",
     );
     for run in 0..runs {
         let place = directory();
         let fault = "fdatasync:delay_enter=200000";
         let server = Server::start_with_fault(place.path(), fault, &["--max-queue", "16"]);
-        let mut ledger = Ledger::default();
+        let mut history = History::default();
         let mut peaks = Vec::new();
         for round in 0..3 {
             let load = Load {
@@ -229,17 +230,17 @@ pub fn slow_syncs(seed: u64, runs: usize, progress: &Progress) -> Report {
                 seed: seed ^ (run as u64) << 8 ^ u64::try_from(round).expect("small"),
                 ..Load::default()
             };
-            ledger.append(load.start(server.address(), &server.token()).finish());
+            history.append(load.start(server.address(), &server.token()).finish());
             peaks.push(server.peak_kib());
         }
-        let mut wrong = after_restart(&server, &mut ledger);
-        if ledger.count(Told::Busy) == 0 {
-            wrong.push("wrong: nobody was told that it is busy".to_owned());
+        let mut wrong = after_restart(&server, &mut history);
+        if history.count(Outcome::Busy) == 0 {
+            wrong.push("wrong: no response was 50300".to_owned());
         }
         if peaks[2] > peaks[0] + peaks[0] / 4 {
             wrong.push(format!("wrong: memory grows: {peaks:?} KiB"));
         }
-        report.add(1, ledger.acknowledged().count(), wrong);
+        report.add(1, history.acknowledged().count(), wrong);
         progress.step();
     }
     report

@@ -1,4 +1,4 @@
-//! What a machine and its keeper do to a process: no memory, an end by order, a second server, another time.
+//! Process faults: out of memory, SIGTERM under load, two servers on one file, a clock that is set back.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::checker::{Ledger, Told};
+use crate::checker::{History, Outcome};
 use crate::harness::clock::Clock;
 use crate::harness::{Server, directory, plantstore, run};
 use crate::load::{Load, after_restart};
@@ -23,7 +23,7 @@ const LISTEN: [&str; 5] = [
     "127.0.0.1:0",
 ];
 
-/// Far more is sent at once than there is memory for.
+/// Clients send far more at once than fits into the memory limit.
 pub fn out_of_memory(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new("out of memory", Memory::new().method());
     let mut random = Random::new(seed);
@@ -39,25 +39,25 @@ pub fn out_of_memory(seed: u64, runs: usize, progress: &Progress) -> Report {
             seed: random.next(),
             ..Load::default()
         };
-        let mut ledger = load.start(server.address(), &server.token()).finish();
+        let mut history = load.start(server.address(), &server.token()).finish();
         let mut wrong = Vec::new();
-        if ledger.unanswered().next().is_none() {
+        if history.unknown().next().is_none() {
             server.kill();
             if memory.is_certain() {
-                wrong.push("wrong: it had memory enough".to_owned());
+                wrong.push("wrong: the memory limit was not reached".to_owned());
             }
         } else if server.wait_for_exit().signal().is_none() && memory.is_certain() {
-            wrong.push("wrong: it did not end by a signal".to_owned());
+            wrong.push("wrong: the process was not killed by a signal".to_owned());
         }
         let server = Server::start_in(place.path(), &[]);
-        wrong.extend(after_restart(&server, &mut ledger));
-        report.add(1, ledger.acknowledged().count(), wrong);
+        wrong.extend(after_restart(&server, &mut history));
+        report.add(1, history.acknowledged().count(), wrong);
         progress.step();
     }
     report
 }
 
-/// A limit of memory: a control group where one can be made, or else a limit of the address space.
+/// A memory limit: a cgroup if one can be created, otherwise an address-space limit.
 enum Memory {
     Group(PathBuf),
     Addresses,
@@ -88,11 +88,11 @@ impl Memory {
     fn method(&self) -> &'static str {
         match self {
             Self::Group(_) => "a memory cgroup of 32 MiB, 64 clients with large plants",
-            Self::Addresses => "a limit of the address space, 64 clients with large plants",
+            Self::Addresses => "an address-space limit, 64 clients with large plants",
         }
     }
 
-    /// Whether the kernel ends the process at the limit. Without a group an allocation fails, or does not.
+    /// Whether the kernel kills the process at the limit. With an address-space limit an allocation may or may not fail.
     fn is_certain(&self) -> bool {
         matches!(self, Self::Group(_))
     }
@@ -121,7 +121,7 @@ impl Drop for Memory {
     }
 }
 
-/// SIGTERM under load: what was answered is stored, nobody is cut off without a response, and it ends with 0.
+/// SIGTERM under load: no request is dropped without a response, and the server exits with 0.
 pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new("SIGTERM", "real binary under load");
     let mut random = Random::new(seed);
@@ -137,26 +137,26 @@ pub fn terminated(seed: u64, runs: usize, progress: &Progress) -> Report {
         let running = load.start(server.address(), &server.token());
         thread::sleep(Duration::from_micros(random.below(150_000)));
         let code = server.terminate().code();
-        let mut ledger = running.finish();
+        let mut history = running.finish();
         let mut wrong = Vec::new();
         if code != Some(0) {
-            wrong.push(format!("wrong: it ended with {code:?}"));
+            wrong.push(format!("wrong: exit code {code:?}"));
         }
-        if ledger.count(Told::Cut) > 0 {
-            let cut = ledger.count(Told::Cut);
+        if history.count(Outcome::ConnectionLost) > 0 {
+            let cut = history.count(Outcome::ConnectionLost);
             wrong.push(format!(
-                "wrong: {cut} requests were cut off without a response"
+                "wrong: {cut} requests were dropped without a response"
             ));
         }
         let server = Server::start_in(place.path(), &[]);
-        wrong.extend(after_restart(&server, &mut ledger));
-        report.add(1, ledger.acknowledged().count(), wrong);
+        wrong.extend(after_restart(&server, &mut history));
+        report.add(1, history.acknowledged().count(), wrong);
         progress.step();
     }
     report
 }
 
-/// A second server on the same file refuses, under load and when both start at once.
+/// A second server on the same database does not start, neither under load nor when both start at the same time.
 pub fn two_servers(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new("two servers on one file", "real binaries");
     for number in 0..runs {
@@ -180,7 +180,7 @@ pub fn two_servers(seed: u64, runs: usize, progress: &Progress) -> Report {
             .iter()
             .all(|said| said.contains("is in use by another plantstore"))
         {
-            wrong.push(format!("wrong: the second says {said:?}"));
+            wrong.push(format!("wrong: the second server prints {said:?}"));
         }
         let mut acknowledged = 0;
         if let Some(server) = winners.into_iter().find_map(Result::ok) {
@@ -193,11 +193,11 @@ pub fn two_servers(seed: u64, runs: usize, progress: &Progress) -> Report {
             let running = load.start(server.address(), &server.token());
             let second = run(place.path(), &LISTEN).status.code();
             if second != Some(1) {
-                wrong.push(format!("wrong: the second ended with {second:?}"));
+                wrong.push(format!("wrong: the second server exits with {second:?}"));
             }
-            let mut ledger = running.finish();
-            wrong.extend(after_restart(&server, &mut ledger));
-            acknowledged = ledger.acknowledged().count();
+            let mut history = running.finish();
+            wrong.extend(after_restart(&server, &mut history));
+            acknowledged = history.acknowledged().count();
         }
         report.add(1, acknowledged, wrong);
         progress.step();
@@ -205,14 +205,14 @@ pub fn two_servers(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// The clock jumps back and forth under load, and a restart finds itself in the past.
+/// The clock jumps back and forth under load, and the server is restarted with the clock in the past.
 pub fn clock_set_back(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new("clock set back", "libfaketime, real binary under load");
     let mut random = Random::new(seed);
     for _ in 0..runs {
         let place = directory();
         let clock = Clock::new(place.path());
-        let mut ledger = Ledger::default();
+        let mut history = History::default();
         let mut wrong = Vec::new();
         for (start, then) in [("+0", "-400d"), ("-30y", "+1d"), ("-1h", "-2h")] {
             clock.set(start);
@@ -223,7 +223,7 @@ pub fn clock_set_back(seed: u64, runs: usize, progress: &Progress) -> Report {
             let load = Load {
                 clients: 4,
                 plants: 50,
-                first_id: i64::try_from(ledger.attempts().count()).expect("small") << 32,
+                first_id: i64::try_from(history.attempts().count()).expect("small") << 32,
                 seed: random.next(),
                 ..Load::default()
             };
@@ -231,15 +231,15 @@ pub fn clock_set_back(seed: u64, runs: usize, progress: &Progress) -> Report {
             thread::sleep(Duration::from_micros(random.below(20_000)));
             clock.set(then);
             let run = running.finish();
-            if run.count(Told::Stored) == 0 {
+            if run.count(Outcome::Acknowledged) == 0 {
                 wrong.push(format!("wrong: nothing was stored at {start}"));
             }
-            ledger.append(run);
-            wrong.extend(after_restart(&server, &mut ledger));
+            history.append(run);
+            wrong.extend(after_restart(&server, &mut history));
         }
         let server = Server::start_in(place.path(), &[]);
-        wrong.extend(after_restart(&server, &mut ledger));
-        report.add(1, ledger.acknowledged().count(), wrong);
+        wrong.extend(after_restart(&server, &mut history));
+        report.add(1, history.acknowledged().count(), wrong);
         progress.step();
     }
     report

@@ -1,11 +1,11 @@
-//! What `strace` wrote down, as events of the store's directory and responses to clients, in order.
+//! Parses the output of strace into events of the data directory and responses to clients, in order.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Something that happened, as far as a power cut cares.
+/// An event that matters to a power cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     Create(String),
@@ -23,17 +23,17 @@ pub enum Event {
         to: String,
     },
     Remove(String),
-    /// A file is synced: the call has returned.
+    /// A sync of a file has returned.
     Sync(String),
-    /// A sync of a file has failed: what was written to it since the last one may be gone.
+    /// A sync of a file has failed: what was written since the last one may be lost.
     SyncFailed(String),
-    /// The directory is synced: the call has returned.
+    /// A sync of the directory has returned.
     SyncDirectory,
-    /// A response is on its way to a client: its bytes.
+    /// The bytes of a response that is sent to a client.
     Response(Vec<u8>),
 }
 
-/// The system calls to record, and how.
+/// The options of strace.
 pub const RECORD: [&str; 6] = [
     "-y",
     "-xx",
@@ -43,7 +43,7 @@ pub const RECORD: [&str; 6] = [
     "trace=openat,write,pwrite64,ftruncate,rename,renameat2,unlink,fsync,fdatasync,sendto",
 ];
 
-/// Reads a recording made in this directory.
+/// Parses a recording of a server in this directory.
 pub fn events(recording: &str, directory: &Path) -> Vec<Event> {
     let mut reader = Reader {
         directory: directory.to_str().expect("UTF-8").to_owned(),
@@ -58,9 +58,9 @@ pub fn events(recording: &str, directory: &Path) -> Vec<Event> {
 
 struct Reader {
     directory: String,
-    /// What has begun, by thread.
+    /// Unfinished calls by thread.
     unfinished: HashMap<String, String>,
-    /// Where a plain `write` goes on, by file.
+    /// File positions for plain `write` calls.
     positions: HashMap<String, u64>,
 }
 
@@ -68,17 +68,18 @@ impl Reader {
     fn line(&mut self, line: &str) -> Option<Event> {
         let (thread, call) = line.split_once(' ')?;
         let call = call.trim_start();
-        if let Some(begun) = call.strip_suffix(" <unfinished ...>") {
-            self.unfinished.insert(thread.to_owned(), begun.to_owned());
-            // A write may have happened from now on, and a response may have arrived; a sync has not.
-            let so_far = !begun.contains("sync(");
-            return so_far.then(|| self.call(begun)).flatten();
+        if let Some(started) = call.strip_suffix(" <unfinished ...>") {
+            self.unfinished
+                .insert(thread.to_owned(), started.to_owned());
+            // An unfinished write may have happened and a response may have arrived; a sync is not complete.
+            let is_sync = started.contains("sync(");
+            return (!is_sync).then(|| self.call(started)).flatten();
         }
         if call.starts_with("<... ") {
-            let begun = self.unfinished.remove(thread)?;
+            let started = self.unfinished.remove(thread)?;
             let (_, result) = call.rsplit_once(" = ")?;
-            let synced = begun.contains("sync(");
-            return synced.then(|| self.sync(&begun, result)).flatten();
+            let synced = started.contains("sync(");
+            return synced.then(|| self.sync(&started, result)).flatten();
         }
         let (call, result) = call.rsplit_once(" = ")?;
         if call.contains("sync(") {
@@ -105,7 +106,7 @@ impl Reader {
         let strings: Vec<Vec<u8>> = arguments.split('"').skip(1).step_by(2).map(bytes).collect();
         let number =
             |at: usize| -> Option<u64> { arguments.rsplit(", ").nth(at)?.trim().parse().ok() };
-        // The file behind the first argument.
+        // The file of the descriptor that is the first argument.
         let descriptor = || {
             let (_, path) = arguments.split_once('<')?;
             let path = bytes(path.split('>').next()?);
@@ -160,8 +161,7 @@ impl Reader {
         }
     }
 
-    /// The name of a file of the store. What SQLite makes anew after a power cut, and what is not the
-    /// store's, does not count.
+    /// The name of a file of the store; none for files that SQLite creates again after a power cut, and for others.
     fn file(&self, path: &str) -> Option<String> {
         let name = match path.strip_prefix(&self.directory) {
             Some(below) => below.strip_prefix('/')?,

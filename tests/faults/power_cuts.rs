@@ -1,5 +1,5 @@
-//! Power cuts: a run of the real binary is recorded, system call by system call; then the power goes after
-//! every one of them, and what is left of the disk is opened by the real code and checked.
+//! Simulated power cuts: the system calls of a run are recorded with strace. Then, for a power cut after each of them, the
+//! disk is rebuilt as it could have been, opened by the store's own code, and checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,31 +8,31 @@ use std::thread;
 use std::time::Duration;
 
 use plantstore::plant::NewPlant;
-use plantstore::store::{Addition, Location, Outcome, Store, TokenId};
+use plantstore::store::{self, Addition, Location, Store, TokenId};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use crate::checker::{Ledger, Sent, Told};
-use crate::disk::Disk;
+use crate::checker::{History, Outcome, Sent};
 use crate::harness::Server;
 use crate::load::{Load, body};
 use crate::random::Random;
 use crate::report::{Progress, Report};
-use crate::trace::{self, Event};
+use crate::simulated_disk::Disk;
+use crate::strace::{self, Event};
 
-/// A recording, and what clients attempted in it.
+/// The recorded system calls of a run, and the plants that clients sent in it.
 #[derive(Serialize, Deserialize)]
 struct Recording {
     name: String,
     events: Vec<Event>,
     attempted: Vec<Sent>,
-    /// Events before this one are history: the power stays on.
+    /// The first event after which the power is cut.
     first_cut: usize,
 }
 
-/// Cuts the power `cuts` times in a run with load: at every event in turn, over and over.
+/// Cuts the power `cuts` times: after every event of a run in turn, repeatedly.
 pub fn cuts(seed: u64, plants: u64, cuts: usize, progress: &Progress) -> Report {
-    let method = "recorded run, disk rebuilt at every write, sync and response";
+    let method = "recorded run, disk rebuilt after every write, sync and response";
     let load = Load {
         clients: 4,
         plants: plants / 4,
@@ -44,7 +44,7 @@ pub fn cuts(seed: u64, plants: u64, cuts: usize, progress: &Progress) -> Report 
     report
 }
 
-/// The same in a run with plants so large that the log is moved into the database on the way, and starts again.
+/// The same with plants so large that a checkpoint runs, and the WAL is restarted, during the run.
 pub fn cuts_at_checkpoints(seed: u64, cuts: usize, progress: &Progress) -> Report {
     let load = Load {
         clients: 2,
@@ -58,26 +58,26 @@ pub fn cuts_at_checkpoints(seed: u64, cuts: usize, progress: &Progress) -> Repor
         "recorded run with large plants",
     );
     let events = cut_under(load, "checkpoints", cuts, progress, &mut report);
-    // More than the log may hold: it was moved while adds went on, and then begun again, with its header.
-    let moved = events
+    // The run has to include a checkpoint under load and a WAL that is restarted, with a new header.
+    let checkpointed = events
         .iter()
         .filter(|event| matches!(event, Event::Write { file, .. } if file == "plantstore.db"))
         .count();
-    let begun_again = events
+    let restarts = events
         .iter()
         .skip_while(|event| !matches!(event, Event::Response(_)))
         .filter(|event| {
             matches!(event, Event::Write { file, offset: 0, .. } if file == "plantstore.db-wal")
         })
         .count();
-    if moved < 500 || begun_again == 0 {
-        let found = format!("wrong: {moved} pages moved, the log begun again {begun_again} times");
+    if checkpointed < 500 || restarts == 0 {
+        let found = format!("wrong: {checkpointed} pages checkpointed, {restarts} WAL restarts");
         report.add(0, 0, vec![found]);
     }
     report
 }
 
-/// Records a run and cuts the power in it; gives the recording.
+/// Records a run and cuts the power in it; returns the recorded events.
 fn cut_under(
     load: Load,
     name: &str,
@@ -86,36 +86,36 @@ fn cut_under(
     report: &mut Report,
 ) -> Vec<Event> {
     let directory = crate::harness::directory();
-    let server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
-    let ledger = load.start(server.address(), &server.token()).finish();
+    let server = Server::start_under_strace(directory.path(), &strace::RECORD, &[]);
+    let history = load.start(server.address(), &server.token()).finish();
     let recording = Recording {
         name: name.to_owned(),
-        events: trace::events(&end(server), directory.path()),
-        attempted: ledger.attempts().cloned().collect(),
+        events: strace::events(&kill(server), directory.path()),
+        attempted: history.attempts().cloned().collect(),
         first_cut: 0,
     };
     cut_everywhere(&recording, load.seed, cuts, progress, report);
     recording.events
 }
 
-/// Ghost acknowledgements: killed inside a sync, started again, the same plant sent again and acknowledged, and
-/// then the power goes.
-pub fn ghosts(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Report {
+/// The server is killed inside an fdatasync and restarted, the same plants are sent again and acknowledged, and then the power
+/// is cut. The rows are visible before the retry, but must not be acknowledged before they are durable.
+pub fn after_retries(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Report {
     let mut report = Report::new(
         "kill in a sync, retry, power cut",
         "two recorded runs on one disk",
     );
     for number in 0..kills {
         let directory = crate::harness::directory();
-        // A store with its token, ended in good order, so that the kill meets an add.
-        let mut history = {
-            let mut server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
+        // A store that has its token already, so that the kill hits an add.
+        let mut events = {
+            let mut server = Server::start_under_strace(directory.path(), &strace::RECORD, &[]);
             assert!(server.terminate().success());
-            trace::events(&ended(server), directory.path())
+            strace::events(&ended(server), directory.path())
         };
-        // Calls are counted for each thread, and the one that opens the store makes 5.
-        let kill = format!("inject=fdatasync:signal=KILL:when={}", 6 + number % 6);
-        let strace = [&trace::RECORD[..], &["-e", &kill]].concat();
+        // strace counts calls per thread; opening the store takes 5 of the writer thread's.
+        let inject = format!("inject=fdatasync:signal=KILL:when={}", 6 + number % 6);
+        let strace = [&strace::RECORD[..], &["-e", &inject]].concat();
         let server = Server::start_under_strace(directory.path(), &strace, &[]);
         let load = Load {
             clients: 2,
@@ -124,19 +124,19 @@ pub fn ghosts(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Repo
             ..Load::default()
         };
         let first = load.start(server.address(), &server.token()).finish();
-        // It is dead already, unless it is a broken one that does not sync at all.
-        history.extend(trace::events(&end(server), directory.path()));
-        let first_cut = history.len();
+        // The server is dead already, unless a deliberate break removed all syncs.
+        events.extend(strace::events(&kill(server), directory.path()));
+        let first_cut = events.len();
 
-        let server = Server::start_under_strace(directory.path(), &trace::RECORD, &[]);
+        let server = Server::start_under_strace(directory.path(), &strace::RECORD, &[]);
         let mut client = server.connect();
         for sent in first.attempts() {
             client.add(&server.token(), body(sent).as_bytes());
         }
-        history.extend(trace::events(&end(server), directory.path()));
+        events.extend(strace::events(&kill(server), directory.path()));
         let recording = Recording {
-            name: format!("ghosts-{number}"),
-            events: history,
+            name: format!("retries-{number}"),
+            events,
             attempted: first.attempts().cloned().collect(),
             first_cut,
         };
@@ -151,24 +151,24 @@ pub fn ghosts(seed: u64, kills: usize, cuts: usize, progress: &Progress) -> Repo
     report
 }
 
-/// Cuts the power in a recording that was kept, at the same places in the same way.
+/// Repeats the power cuts of a saved recording.
 pub fn replay(kept: &Path, seed: u64, cuts: usize, progress: &Progress) -> Report {
-    let mut report = Report::new("power cut", "a recording that was kept");
+    let mut report = Report::new("power cut", "saved recording");
     let recording = fs::read(kept).expect("a recording");
     let recording = serde_json::from_slice(&recording).expect("a recording");
     cut_everywhere(&recording, seed, cuts, progress, &mut report);
     report
 }
 
-/// Kills the service, so that its end is no part of the recording, and gives the recording.
-pub fn end(mut server: Server) -> String {
+/// Kills the server, so that its shutdown is not recorded, and returns the recording.
+pub fn kill(mut server: Server) -> String {
     server.kill();
     ended(server)
 }
 
 pub fn ended(mut server: Server) -> String {
     server.wait_for_exit();
-    // The end of the process is the last thing that the tracer writes down.
+    // The exit of the process is the last line that strace writes.
     let pid = format!("{} ", server.pid());
     let is_last = |line: &str| line.starts_with(&pid) && line.contains(" +++ ");
     crate::harness::wait_until("the recording is complete", || {
@@ -188,7 +188,7 @@ fn cut_everywhere(
 ) {
     let points = recording.events.len() - recording.first_cut;
     let rounds = cuts.div_ceil(points.max(1));
-    // Where there are more places than cuts, one in so many.
+    // With more events than cuts, the cuts are spread evenly.
     let stride = (points / cuts.max(1)).max(1);
     let next = AtomicUsize::new(0);
     let worker = || {
@@ -216,7 +216,7 @@ fn cut_everywhere(
             .collect()
     });
     if !wrong.is_empty() {
-        let kept = keep(recording);
+        let kept = save(recording);
         println!(
             "replay: --replay {} --seed {seed} --cuts {cuts}",
             kept.display()
@@ -233,15 +233,15 @@ fn cut_everywhere(
     );
 }
 
-/// Writes a recording down, to be cut again.
-fn keep(recording: &Recording) -> PathBuf {
+/// Saves a recording for `--replay`.
+fn save(recording: &Recording) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", recording.name));
     let json = serde_json::to_vec(recording).expect("a recording");
     fs::write(&path, json).expect("a file");
     path
 }
 
-/// One cut after each event, or after one in so many.
+/// One cut after every `stride`-th event.
 fn cut_once_everywhere(
     recording: &Recording,
     (seed, round): (u64, u64),
@@ -250,15 +250,15 @@ fn cut_once_everywhere(
     progress: &Progress,
 ) -> Vec<String> {
     let mut disk = Disk::default();
-    let mut ledger = Ledger::default();
+    let mut history = History::default();
     for sent in &recording.attempted {
-        ledger.note(sent.clone(), Told::Nothing);
+        history.note(sent.clone(), Outcome::Unknown);
     }
     let mut wrong = Vec::new();
     for (at, event) in recording.events.iter().enumerate() {
         disk.apply(event);
         if let Some(sent) = acknowledged(event, &recording.attempted) {
-            ledger.note(sent.clone(), Told::Stored);
+            history.note(sent.clone(), Outcome::Acknowledged);
         }
         if at < recording.first_cut || !(at - recording.first_cut).is_multiple_of(stride) {
             continue;
@@ -266,7 +266,7 @@ fn cut_once_everywhere(
         let mut random = Random::new(seed ^ round << 20 ^ at as u64);
         empty(place);
         disk.cut(&mut random, place);
-        for violation in check(place, &ledger) {
+        for violation in check(place, &history) {
             wrong.push(format!(
                 "seed {seed}, round {round}, event {at}: {violation}"
             ));
@@ -276,8 +276,8 @@ fn cut_once_everywhere(
     wrong
 }
 
-/// Opens what is left with the real code; everything acknowledged must be there, and it must take adds again.
-pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
+/// Opens the rebuilt files with the store's own code: every acknowledged plant has to be there, and an add has to succeed.
+pub fn check(place: &Path, history: &History) -> Vec<String> {
     let path = place.join("plantstore.db");
     let location = Location::Sqlite(path.clone());
     let opened = Store::open_writers(&location, 1, Duration::from_secs(60));
@@ -290,7 +290,7 @@ pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
             )];
         }
     };
-    let wrong = ledger.violations_in(&path);
+    let wrong = history.violations_in(&path);
     let token = TokenId(1);
     let probe = NewPlant::from_json(br#"{"id":-1,"name":"after the cut"}"#).expect("a plant");
     match stores[0].add(
@@ -300,12 +300,12 @@ pub fn check(place: &Path, ledger: &Ledger) -> Vec<String> {
         }],
         &[],
     ) {
-        Ok(outcomes) if outcomes == [Outcome::Added] => wrong,
-        other => [wrong, vec![format!("wrong: takes no adds: {other:?}")]].concat(),
+        Ok(outcomes) if outcomes == [store::Outcome::Added] => wrong,
+        other => [wrong, vec![format!("wrong: an add fails: {other:?}")]].concat(),
     }
 }
 
-/// The plant that a response of 200 is about: names are unique.
+/// The plant that a 200 response acknowledges: names are unique.
 pub fn acknowledged<'a>(event: &Event, attempted: &'a [Sent]) -> Option<&'a Sent> {
     let Event::Response(bytes) = event else {
         return None;
@@ -320,7 +320,7 @@ pub fn acknowledged<'a>(event: &Event, attempted: &'a [Sent]) -> Option<&'a Sent
         .find(|(_, name, _)| response["name"] == name.as_str())
 }
 
-/// Memory, if there is a file system for it: only the simulated disk has to be slow.
+/// A temporary directory, in memory if possible: these files need no durability.
 pub fn scratch() -> TempDir {
     let memory = PathBuf::from("/dev/shm");
     if memory.is_dir() {

@@ -1,25 +1,25 @@
-//! Files that a disk has changed: cut short, or with bytes that are not what they were. The store is refused, or
-//! `plantstore check` tells; nobody gets a wrong response.
+//! Corrupted files: truncated, or with changed bytes. Either the store does not open, or `plantstore check` reports the
+//! damage; no client gets a wrong response.
 
 use std::fs;
 use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::checker::Ledger;
+use crate::checker::History;
 use crate::harness::{Client, Server, add_request, directory, plantstore, run};
 use crate::load::{Load, body};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
-/// A store to damage, over and over, and what it holds.
+/// A store that is copied and damaged in every run, with the history of its plants.
 struct Original {
     place: TempDir,
-    ledger: Ledger,
+    history: History,
 }
 
 impl Original {
-    /// Ended in good order, or killed, so that much of it is still in the log.
+    /// Stopped cleanly, or killed, so that most plants are only in the WAL.
     fn new(seed: u64, killed: bool) -> Self {
         let place = directory();
         let mut server = Server::start_in(place.path(), &[]);
@@ -29,13 +29,13 @@ impl Original {
             seed,
             ..Load::default()
         };
-        let ledger = load.start(server.address(), &server.token()).finish();
+        let history = load.start(server.address(), &server.token()).finish();
         if killed {
             server.kill();
         } else {
             assert!(server.terminate().success());
         }
-        Self { place, ledger }
+        Self { place, history }
     }
 
     fn copy(&self) -> TempDir {
@@ -47,9 +47,9 @@ impl Original {
     }
 }
 
-/// The database file ends early.
-pub fn cut_short(seed: u64, runs: usize, progress: &Progress) -> Report {
-    let mut report = Report::new("store file cut short", "real binary, `plantstore check`");
+/// The database file is truncated.
+pub fn truncated(seed: u64, runs: usize, progress: &Progress) -> Report {
+    let mut report = Report::new("database file truncated", "real binary, `plantstore check`");
     let mut random = Random::new(seed);
     let original = Original::new(seed, false);
     for _ in 0..runs {
@@ -69,10 +69,10 @@ pub fn cut_short(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// Some of the database file is not what it was.
+/// Bytes of the database file are changed.
 pub fn changed(seed: u64, runs: usize, progress: &Progress) -> Report {
     changes(
-        "changed bytes in the store",
+        "changed bytes in the database file",
         "plantstore.db",
         seed,
         runs,
@@ -80,10 +80,10 @@ pub fn changed(seed: u64, runs: usize, progress: &Progress) -> Report {
     )
 }
 
-/// The same for the log of a server that was killed.
-pub fn changed_log(seed: u64, runs: usize, progress: &Progress) -> Report {
+/// Bytes of the WAL of a killed server are changed.
+pub fn changed_wal(seed: u64, runs: usize, progress: &Progress) -> Report {
     changes(
-        "changed bytes in the log",
+        "changed bytes in the WAL",
         "plantstore.db-wal",
         seed,
         runs,
@@ -94,14 +94,14 @@ pub fn changed_log(seed: u64, runs: usize, progress: &Progress) -> Report {
 fn changes(fault: &'static str, name: &str, seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut report = Report::new(fault, "real binary, `plantstore check`");
     let mut random = Random::new(seed);
-    let is_log = name.ends_with("-wal");
-    let original = Original::new(seed, is_log);
+    let is_wal = name.ends_with("-wal");
+    let original = Original::new(seed, is_wal);
     for _ in 0..runs {
         let copy = original.copy();
         let file = copy.path().join(name);
         let mut bytes = fs::read(&file).expect("a file");
-        // The end of a log is what a power cut may take: that it is damaged, nobody can tell.
-        let end = if is_log {
+        // A damaged end of a WAL cannot be told from a commit that a power cut interrupted.
+        let end = if is_wal {
             last_commits(&bytes)
         } else {
             bytes.len()
@@ -114,7 +114,7 @@ fn changes(fault: &'static str, name: &str, seed: u64, runs: usize, progress: &P
     report
 }
 
-/// Bits, or a whole block, zeroed or full of something else.
+/// Flips bits, or overwrites a whole block with zeros or random bytes.
 fn damage(bytes: &mut [u8], random: &mut Random) -> String {
     let block = random.index(bytes.len().div_ceil(4096)) * 4096;
     let end = bytes.len().min(block + 4096);
@@ -139,13 +139,13 @@ fn damage(bytes: &mut [u8], random: &mut Random) -> String {
     }
 }
 
-/// Where the last two commits of a log begin. A frame is 24 bytes and a page; those that end a commit have a size in
-/// their fifth to eighth byte.
-fn last_commits(log: &[u8]) -> usize {
-    let frames: Vec<_> = log[32..].chunks_exact(24 + 4096).collect();
-    let salts = &log[16..24];
-    let of_this_log = frames.iter().take_while(|frame| &frame[8..16] == salts);
-    let commits: Vec<_> = of_this_log
+/// The offset of the last two commits in a WAL. A frame is a header of 24 bytes and a page; the last frame of a commit has the
+/// database size in bytes 4 to 7 of its header.
+fn last_commits(wal: &[u8]) -> usize {
+    let frames: Vec<_> = wal[32..].chunks_exact(24 + 4096).collect();
+    let salts = &wal[16..24];
+    let of_this_wal = frames.iter().take_while(|frame| &frame[8..16] == salts);
+    let commits: Vec<_> = of_this_wal
         .enumerate()
         .filter(|(_, frame)| frame[4..8] != [0; 4])
         .map(|(number, _)| number)
@@ -156,7 +156,7 @@ fn last_commits(log: &[u8]) -> usize {
 fn report_one(report: &mut Report, original: &Original, place: &Path, what: &str) {
     let wrong = inspect(original, place);
     let wrong = wrong.into_iter().map(|wrong| format!("{wrong} ({what})"));
-    report.add(1, original.ledger.acknowledged().count(), wrong.collect());
+    report.add(1, original.history.acknowledged().count(), wrong.collect());
 }
 
 fn inspect(original: &Original, place: &Path) -> Vec<String> {
@@ -165,11 +165,11 @@ fn inspect(original: &Original, place: &Path) -> Vec<String> {
     let said = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
     match checked.status.code() {
         Some(0) => {
-            let violations = original.ledger.violations_in(&place.join("plantstore.db"));
+            let violations = original.history.violations_in(&place.join("plantstore.db"));
             wrong.extend(
                 violations
                     .into_iter()
-                    .map(|lost| format!("{lost}, and check says nothing")),
+                    .map(|lost| format!("{lost}, but check reports nothing")),
             );
         }
         Some(1) if !said.contains("panicked") => {}
@@ -179,30 +179,32 @@ fn inspect(original: &Original, place: &Path) -> Vec<String> {
     command.args(["serve", "--listen", "127.0.0.1:0"]);
     match Server::try_start_command(command, place) {
         Ok(mut server) => {
-            wrong.extend(wrong_responses(&server, &original.ledger));
+            wrong.extend(wrong_responses(&server, &original.history));
             if server.has_ended() && server.wait_for_exit().code() != Some(1) {
-                wrong.push("wrong: it did not end with 1".to_owned());
+                wrong.push("wrong: the server did not exit with 1".to_owned());
             }
             if server.everything_logged().contains("panicked") {
                 wrong.push(format!("wrong: {}", server.everything_logged()));
             }
         }
         Err(said) if said.contains("panicked") || !said.contains("plantstore: ") => {
-            wrong.push(format!("wrong: it starts with {said}"));
+            wrong.push(format!(
+                "wrong: the server fails to start without a reason: {said}"
+            ));
         }
         Err(_) => {}
     }
     wrong
 }
 
-/// Sends everything again. A 200, a 5xx or a refused token are right, or at least safe; that an id belongs to another would
-/// be wrong, and so would be that a plant is none.
-fn wrong_responses(server: &Server, ledger: &Ledger) -> Vec<String> {
+/// Sends every acknowledged plant again. 200, 401 and 5xx are correct or at least safe; 400 (a conflict or an invalid plant) is
+/// wrong.
+fn wrong_responses(server: &Server, history: &History) -> Vec<String> {
     let token = server.token();
     let mut wrong = Vec::new();
-    for sent in ledger.acknowledged() {
+    for sent in history.acknowledged() {
         let Ok(mut client) = Client::try_connect(server.address()) else {
-            break; // it has ended, as it may
+            break; // the server may exit
         };
         client.send_as_far_as_it_goes(add_request(&token, body(sent).as_bytes()));
         let Some(response) = client.try_response() else {
