@@ -6,17 +6,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::post;
-use plantstore::http::error::{ApiError, Kind};
-use plantstore::http::stream::Deadlines;
-use plantstore::http::{
-    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, complete, connection,
+use plantstore::{
+    ApiError, AppState, BodyLimits, Caller, Created, Draining, JsonBody, Kind, Metrics, Mode,
+    NewPlant, Runtimes, Store, Timeouts, TokenCache, Writer, serve_connection, start_logging,
+    with_fallbacks,
 };
-use plantstore::metrics::Metrics;
-use plantstore::plant::NewPlant;
-use plantstore::server::Workers;
-use plantstore::store::{Mode, Store};
-use plantstore::telemetry;
-use plantstore::writer::Writer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -28,31 +22,34 @@ async fn main() -> anyhow::Result<()> {
     let [_, address, store, log_level] = &arguments[..] else {
         anyhow::bail!("usage: floor ADDRESS STORE LOG_LEVEL");
     };
-    let _log = telemetry::start(log_level.parse()?);
+    let _log = start_logging(log_level.parse()?);
     let location = store.parse().map_err(anyhow::Error::msg)?;
     let timeout = Duration::from_secs(60);
     let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
     let stores = vec![Store::open(&location, Mode::Read)?];
     let (writer, _thread) = Writer::spawn(stores, 4096, timeout, Arc::clone(&metrics));
     let reader = Store::open(&location, Mode::Read)?;
-    let tokens = Tokens::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
-    let workers = Workers::start(|| {
-        let answers = metrics.answers_of_a_worker();
-        let parts = Parts {
+    let tokens = TokenCache::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
+    let runtimes = Runtimes::start(|| {
+        let http_metrics = metrics.for_runtime();
+        let state = AppState {
             writer: writer.for_this_runtime(),
             tokens: tokens.clone(),
-            answers: Arc::clone(&answers),
+            metrics: Arc::clone(&http_metrics),
             body_limits: BodyLimits {
                 bytes_max: 1 << 20,
                 timeout,
             },
             draining: Draining::default(),
         };
-        let router = complete(Router::new().route("/plants", post(answer)), parts);
-        (router, answers)
+        let router = with_fallbacks(
+            Router::new().route("/plants", post(create_without_store)),
+            state,
+        );
+        (router, http_metrics)
     })?;
-    let deadlines = Deadlines {
-        header: timeout,
+    let timeouts = Timeouts {
+        headers: timeout,
         idle: timeout,
     };
     let listener = TcpListener::bind(address).await?;
@@ -62,12 +59,15 @@ async fn main() -> anyhow::Result<()> {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let stop = stop.subscribe();
-        workers.spawn(&mut tasks, stream.into_std()?, async move |stream, own| {
-            connection::serve(stream, own, deadlines, Draining::default(), stop).await;
+        runtimes.spawn(&mut tasks, stream.into_std()?, async move |stream, own| {
+            serve_connection(stream, own, timeouts, Draining::default(), stop).await;
         });
     }
 }
 
-async fn answer(_caller: Caller, JsonBody(body): JsonBody) -> Result<Created, ApiError> {
+async fn create_without_store(
+    _caller: Caller,
+    JsonBody(body): JsonBody,
+) -> Result<Created, ApiError> {
     Ok(Created(NewPlant::from_json(&body)?.plant))
 }

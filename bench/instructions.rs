@@ -12,16 +12,11 @@ use axum::http::Request;
 use axum::routing::post;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use plantstore::http::error::{ApiError, Kind};
-use plantstore::http::{
-    BodyLimits, Caller, Created, Draining, JsonBody, Parts, Tokens, complete, log_request,
+use plantstore::{
+    Addition, ApiError, AppState, BodyLimits, Caller, Created, Draining, JsonBody, Kind, Location,
+    Metrics, Mode, NewPlant, NewToken, Store, Token, TokenCache, TokenId, Writer, respond,
+    start_logging, with_fallbacks,
 };
-use plantstore::metrics::Metrics;
-use plantstore::plant::NewPlant;
-use plantstore::store::{Addition, Location, Mode, NewToken, Store, TokenId};
-use plantstore::telemetry;
-use plantstore::token::Token;
-use plantstore::writer::Writer;
 use tracing_subscriber::filter::LevelFilter;
 
 const BATCH: u64 = 64;
@@ -46,7 +41,7 @@ fn body(id: u64) -> String {
 }
 
 fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
-    let _log = telemetry::start(LevelFilter::INFO);
+    let _log = start_logging(LevelFilter::INFO);
     let mut store = Store::open(location, Mode::Create)?;
     let token = Token::generate()?;
     store.create_token(&NewToken {
@@ -62,23 +57,26 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let _here = runtime.enter();
     let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
     let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
-    let answers = metrics.answers_of_a_worker();
-    let parts = Parts {
-        tokens: Tokens::new(
+    let http_metrics = metrics.for_runtime();
+    let state = AppState {
+        tokens: TokenCache::new(
             Store::open(location, Mode::Read)?,
             writer.clone(),
             metrics,
             timeout,
         ),
         writer,
-        answers: Arc::clone(&answers),
+        metrics: Arc::clone(&http_metrics),
         body_limits: BodyLimits {
             bytes_max: 1 << 20,
             timeout,
         },
         draining: Draining::default(),
     };
-    let router = complete(Router::new().route("/plants", post(answer)), parts);
+    let router = with_fallbacks(
+        Router::new().route("/plants", post(create_without_store)),
+        state,
+    );
     let draining = Draining::default();
     let service = TowerToHyperService::new(router);
     runtime.block_on(async {
@@ -88,7 +86,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
                 .header("content-type", "application/json")
                 .body(Body::from(body(id)))?;
             let call = |request| service.call(request);
-            let response = log_request(&draining, &answers, request, call).await;
+            let response = respond(&draining, &http_metrics, request, call).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }
@@ -97,7 +95,10 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     })
 }
 
-async fn answer(_caller: Caller, JsonBody(body): JsonBody) -> Result<Created, ApiError> {
+async fn create_without_store(
+    _caller: Caller,
+    JsonBody(body): JsonBody,
+) -> Result<Created, ApiError> {
     Ok(Created(NewPlant::from_json(&body)?.plant))
 }
 

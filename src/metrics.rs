@@ -1,96 +1,90 @@
-//! The figures that an operator watches. Counting is an addition without a lock, and what every request counts, each
-//! worker counts for itself: nobody ever waits here.
+//! The metrics of a server. Recording is an atomic addition without a lock, and what every request records is kept per
+//! runtime, so that cores do not share cache lines. `ops/prometheus.rs` has the table of names.
 
 use std::iter::zip;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// Upper bounds of what a request or a commit takes, in microseconds.
-const TIMES_US: &[u64] = &[
+/// Bucket bounds of request and commit durations, in microseconds.
+const DURATION_BOUNDS_US: &[u64] = &[
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
     2_500_000, 5_000_000, 10_000_000,
 ];
 
-/// Upper bounds of the plants in a batch.
-const SIZES: &[u64] = &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+/// Bucket bounds of the plants in a batch.
+const BATCH_BOUNDS: &[u64] = &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 /// Statuses are 100 to 599, in five classes.
 const STATUS_MIN: usize = 100;
 const STATUSES: usize = 500;
-const CLASSES: usize = 5;
+const STATUS_CLASSES: usize = 5;
 
-/// A number that only grows, or one that is set now and then.
 #[derive(Debug, Default)]
-pub struct Figure(AtomicU64);
+pub(crate) struct Counter(AtomicU64);
 
-impl Figure {
-    /// So many more.
-    pub fn add(&self, more: u64) {
-        self.0.fetch_add(more, Ordering::Relaxed);
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// So many fewer.
-    fn subtract(&self, fewer: u64) {
-        self.0.fetch_sub(fewer, Ordering::Relaxed);
-    }
-
-    /// So many from now on.
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// How many.
-    pub fn value(&self) -> u64 {
+    pub(crate) fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How values are distributed over ranges.
-pub struct Histogram {
+#[derive(Debug, Default)]
+pub(crate) struct Gauge(AtomicU64);
+
+impl Gauge {
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) struct Histogram {
     bounds: &'static [u64],
-    /// One for each bound, and one for what is above them all.
-    counts: Vec<Figure>,
-    sum: Figure,
+    /// One per bound, and one for values above the last bound.
+    counts: Vec<Counter>,
+    sum: Counter,
+}
+
+/// The values of a histogram at one time; `counts` are not cumulative.
+pub(crate) struct HistogramSnapshot {
+    pub(crate) bounds: &'static [u64],
+    pub(crate) counts: Vec<u64>,
+    pub(crate) sum: u64,
 }
 
 impl Histogram {
     fn new(bounds: &'static [u64]) -> Self {
         Self {
             bounds,
-            counts: (0..=bounds.len()).map(|_| Figure::default()).collect(),
-            sum: Figure::default(),
+            counts: counters(bounds.len() + 1),
+            sum: Counter::default(),
         }
     }
 
-    /// Counts a value.
-    pub fn observe(&self, value: u64) {
-        let range = self.bounds.partition_point(|bound| *bound < value);
-        self.counts[range].add(1);
+    fn observe(&self, value: u64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        self.counts[bucket].add(1);
         self.sum.add(value);
     }
 
-    /// What there is so far.
-    pub fn distribution(&self) -> Distribution {
-        Distribution {
+    pub(crate) fn snapshot(&self) -> HistogramSnapshot {
+        HistogramSnapshot {
             bounds: self.bounds,
-            counts: self.counts.iter().map(Figure::value).collect(),
+            counts: self.counts.iter().map(Counter::value).collect(),
             sum: self.sum.value(),
         }
     }
 }
 
-/// What a histogram has counted.
-pub struct Distribution {
-    /// Upper bounds of the ranges, the last range apart, which has none.
-    pub bounds: &'static [u64],
-    /// Values in each range.
-    pub counts: Vec<u64>,
-    /// Of all values.
-    pub sum: u64,
-}
-
-impl Distribution {
+impl HistogramSnapshot {
     fn merge(mut self, other: &Self) -> Self {
         for (count, more) in zip(&mut self.counts, &other.counts) {
             *count += more;
@@ -100,211 +94,188 @@ impl Distribution {
     }
 }
 
-/// What one worker has answered. Others only read it, and it shares no cache line with theirs, so that it stays in the
-/// caches of one core.
+/// The responses of one runtime. Only that runtime writes here, and the alignment keeps it off the cache lines of others.
 #[repr(align(128))]
-pub struct Answers {
-    numbers: Arc<[u32]>,
-    /// Answers with an error of the catalogue, in its order.
-    errors: Vec<Figure>,
-    /// Answers without one, by status.
-    statuses: Vec<Figure>,
-    /// What they took, by the first digit of the status.
-    durations: Vec<Histogram>,
-    /// Tokens that did not have to be read.
-    pub tokens_known: Figure,
+pub struct HttpMetrics {
+    error_numbers: Arc<[u32]>,
+    /// Responses with a number of the error catalogue, in its order.
+    errors: Vec<Counter>,
+    /// Responses without one, by status.
+    statuses: Vec<Counter>,
+    /// By the first digit of the status.
+    durations_us: Vec<Histogram>,
+    pub(crate) token_cache_hits: Counter,
 }
 
-impl Answers {
-    fn new(numbers: Arc<[u32]>) -> Self {
-        let figures = |len| (0..len).map(|_| Figure::default()).collect();
+impl HttpMetrics {
+    fn new(error_numbers: Arc<[u32]>) -> Self {
         Self {
-            errors: figures(numbers.len()),
-            statuses: figures(STATUSES),
-            durations: (0..CLASSES).map(|_| Histogram::new(TIMES_US)).collect(),
-            tokens_known: Figure::default(),
-            numbers,
+            errors: counters(error_numbers.len()),
+            statuses: counters(STATUSES),
+            durations_us: (0..STATUS_CLASSES)
+                .map(|_| Histogram::new(DURATION_BOUNDS_US))
+                .collect(),
+            token_cache_hits: Counter::default(),
+            error_numbers,
         }
     }
 
-    /// Counts an answer to a request, and what it took.
-    pub fn count(&self, status: u16, error: Option<u32>, duration_us: u64) {
-        self.count_refusal(status, error);
-        if let Some(class) = self
-            .durations
-            .get(usize::from(status / 100).wrapping_sub(1))
-        {
-            class.observe(duration_us);
+    pub(crate) fn response(&self, status: u16, error: Option<u32>, duration_us: u64) {
+        self.rejection(status, error);
+        let class = usize::from(status / 100).wrapping_sub(1);
+        if let Some(durations_us) = self.durations_us.get(class) {
+            durations_us.observe(duration_us);
         }
     }
 
-    /// Counts an answer to what never became a request.
-    pub fn count_refusal(&self, status: u16, error: Option<u32>) {
-        let of_catalogue = error.and_then(|error| self.numbers.iter().position(|n| *n == error));
-        let figure = match of_catalogue {
+    /// A response to bytes that could not be parsed as a request, which has no duration.
+    pub(crate) fn rejection(&self, status: u16, error: Option<u32>) {
+        let index = error.and_then(|error| self.error_numbers.iter().position(|n| *n == error));
+        let counter = match index {
             Some(index) => self.errors.get(index),
             None => self
                 .statuses
                 .get(usize::from(status).wrapping_sub(STATUS_MIN)),
         };
-        if let Some(figure) = figure {
-            figure.add(1);
+        if let Some(counter) = counter {
+            counter.add(1);
         }
     }
 }
 
-/// Adds by their outcome, as reported to the client: each add is counted once.
+/// Adds by outcome, as reported to the client. Each add is counted once.
 #[derive(Default)]
-pub struct Adds {
-    pub added: Figure,
-    pub already_there: Figure,
-    pub taken: Figure,
-    pub damaged: Figure,
-    pub busy: Figure,
-    pub unreachable: Figure,
-    pub full: Figure,
-    pub unknown: Figure,
-    /// Rejected before they were queued.
-    pub queue_full: Figure,
+pub(crate) struct Adds {
+    pub(crate) added: Counter,
+    pub(crate) replayed: Counter,
+    pub(crate) conflict: Counter,
+    pub(crate) damaged: Counter,
+    pub(crate) busy: Counter,
+    pub(crate) unavailable: Counter,
+    pub(crate) full: Counter,
+    pub(crate) unknown: Counter,
+    /// Rejected because the queue was full.
+    pub(crate) queue_full: Counter,
 }
 
-impl Adds {
-    /// Each with its name.
-    pub fn all(&self) -> [(&'static str, u64); 9] {
-        [
-            ("added", &self.added),
-            ("already_there", &self.already_there),
-            ("taken", &self.taken),
-            ("damaged", &self.damaged),
-            ("busy", &self.busy),
-            ("unreachable", &self.unreachable),
-            ("full", &self.full),
-            ("unknown", &self.unknown),
-            ("queue_full", &self.queue_full),
-        ]
-        .map(|(name, figure)| (name, figure.value()))
-    }
-}
-
-/// All figures of a server.
 pub struct Metrics {
-    /// When it was started.
-    pub started_at: SystemTime,
-    numbers: Arc<[u32]>,
-    workers: Mutex<Vec<Arc<Answers>>>,
-    /// Connections that are open.
-    pub connections: Figure,
-    /// Connections that were ever accepted.
-    pub connections_accepted: Figure,
-    /// Plants in a batch.
-    pub batches: Histogram,
-    /// Microseconds that a batch took to be committed.
-    pub commits_us: Histogram,
-    /// What became of plants.
-    pub adds: Adds,
-    /// When a batch was last committed, in milliseconds since 1970.
-    pub last_commit_ms: Figure,
-    /// Tokens in memory.
-    pub tokens: Figure,
-    /// Tokens that had to be read.
-    pub token_reads: Figure,
+    pub(crate) started_at: SystemTime,
+    error_numbers: Arc<[u32]>,
+    runtimes: Mutex<Vec<Arc<HttpMetrics>>>,
+    connections_accepted: Counter,
+    connections_closed: Counter,
+    pub(crate) batch_plants: Histogram,
+    pub(crate) commit_durations_us: Histogram,
+    pub(crate) adds: Adds,
+    /// Milliseconds since 1970; 0 before the first commit.
+    pub(crate) last_commit_ms: Gauge,
+    pub(crate) token_cache_entries: Gauge,
+    pub(crate) token_cache_misses: Counter,
 }
 
 impl Metrics {
-    /// Nothing yet, of a service that has errors with these numbers.
+    /// `error_numbers` are those of the error catalogue.
     pub fn new(error_numbers: impl Iterator<Item = u32>) -> Self {
         Self {
             started_at: SystemTime::now(),
-            numbers: error_numbers.collect(),
-            workers: Mutex::default(),
-            connections: Figure::default(),
-            connections_accepted: Figure::default(),
-            batches: Histogram::new(SIZES),
-            commits_us: Histogram::new(TIMES_US),
+            error_numbers: error_numbers.collect(),
+            runtimes: Mutex::default(),
+            connections_accepted: Counter::default(),
+            connections_closed: Counter::default(),
+            batch_plants: Histogram::new(BATCH_BOUNDS),
+            commit_durations_us: Histogram::new(DURATION_BOUNDS_US),
             adds: Adds::default(),
-            last_commit_ms: Figure::default(),
-            tokens: Figure::default(),
-            token_reads: Figure::default(),
+            last_commit_ms: Gauge::default(),
+            token_cache_entries: Gauge::default(),
+            token_cache_misses: Counter::default(),
         }
     }
 
-    /// What one more worker will have answered.
-    pub fn answers_of_a_worker(&self) -> Arc<Answers> {
-        let answers = Arc::new(Answers::new(Arc::clone(&self.numbers)));
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        workers.push(Arc::clone(&answers));
-        answers
+    /// Registers one more runtime.
+    pub fn for_runtime(&self) -> Arc<HttpMetrics> {
+        let metrics = Arc::new(HttpMetrics::new(Arc::clone(&self.error_numbers)));
+        let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
+        runtimes.push(Arc::clone(&metrics));
+        metrics
     }
 
-    /// Counts a connection until it is dropped.
-    pub fn connection(self: &Arc<Self>) -> Connection {
-        self.connections.add(1);
+    /// The connection counts as open until the result is dropped.
+    pub(crate) fn connection(self: &Arc<Self>) -> OpenConnection {
         self.connections_accepted.add(1);
-        Connection(Arc::clone(self))
+        OpenConnection(Arc::clone(self))
     }
 
-    /// Records the commit of a batch of plants; a batch of none was a probe.
-    pub fn committed(&self, plants: u64, took: Duration) {
+    pub(crate) fn connections_accepted(&self) -> u64 {
+        self.connections_accepted.value()
+    }
+
+    pub(crate) fn connections_open(&self) -> u64 {
+        let closed = self.connections_closed.value();
+        self.connections_accepted.value().saturating_sub(closed)
+    }
+
+    /// Records a commit. A batch without plants was a health check.
+    pub(crate) fn committed(&self, plants: u64, duration: Duration) {
         if plants > 0 {
-            self.batches.observe(plants);
-            self.commits_us.observe(micros(took));
+            self.batch_plants.observe(plants);
+            self.commit_durations_us.observe(micros(duration));
         }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let now = now.unwrap_or_default().as_millis();
+        let now_ms = now.unwrap_or_default().as_millis();
         self.last_commit_ms
-            .set(u64::try_from(now).unwrap_or(u64::MAX));
+            .set(u64::try_from(now_ms).unwrap_or(u64::MAX));
     }
 
-    /// Answers by status and error: all errors of the catalogue, 200, and what else there was.
-    pub fn answered(&self) -> Vec<(u16, Option<u32>, u64)> {
-        let of_all = |count: &dyn Fn(&Answers) -> u64| self.over_workers(count).sum::<u64>();
-        let plain = (0..STATUSES).map(|index| {
+    /// Responses by status and error number: 200 and every number of the catalogue, and other statuses that occurred.
+    pub fn responses(&self) -> Vec<(u16, Option<u32>, u64)> {
+        let total = |count: &dyn Fn(&HttpMetrics) -> u64| self.per_runtime(count).sum::<u64>();
+        let statuses = (0..STATUSES).map(|index| {
             let status = u16::try_from(STATUS_MIN + index).expect("a status has three digits");
-            (status, None, of_all(&|a| a.statuses[index].value()))
+            (status, None, total(&|m| m.statuses[index].value()))
         });
-        let plain = plain.filter(|(status, _, count)| *status == 200 || *count > 0);
-        let errors = self.numbers.iter().enumerate().map(|(index, number)| {
+        let statuses = statuses.filter(|(status, _, count)| *status == 200 || *count > 0);
+        let errors = self.error_numbers.iter().enumerate();
+        let errors = errors.map(|(index, number)| {
             let status = u16::try_from(number / 100).expect("a number is a status × 100 + n");
-            (status, Some(*number), of_all(&|a| a.errors[index].value()))
+            (status, Some(*number), total(&|m| m.errors[index].value()))
         });
-        plain.chain(errors).collect()
+        statuses.chain(errors).collect()
     }
 
-    /// What requests took, by the first digit of the status of their answer.
-    pub fn durations_us(&self) -> Vec<(usize, Distribution)> {
-        // No answer of ours begins with 1: that is not yet the answer.
-        let classes = (1..CLASSES).map(|class| {
-            let workers = self.over_workers(|answers| answers.durations[class].distribution());
-            let empty = Histogram::new(TIMES_US).distribution();
-            (class + 1, workers.fold(empty, |all, one| all.merge(&one)))
+    /// Request durations by the first digit of the status. The service sends no 1xx responses.
+    pub(crate) fn request_durations_us(&self) -> Vec<(usize, HistogramSnapshot)> {
+        let classes = (1..STATUS_CLASSES).map(|class| {
+            let snapshots = self.per_runtime(|m| m.durations_us[class].snapshot());
+            let empty = Histogram::new(DURATION_BOUNDS_US).snapshot();
+            (class + 1, snapshots.fold(empty, |all, one| all.merge(&one)))
         });
         classes.collect()
     }
 
-    /// Tokens that did not have to be read.
-    pub fn tokens_known(&self) -> u64 {
-        self.over_workers(|answers| answers.tokens_known.value())
-            .sum()
+    pub(crate) fn token_cache_hits(&self) -> u64 {
+        self.per_runtime(|m| m.token_cache_hits.value()).sum()
     }
 
-    fn over_workers<T>(&self, value: impl Fn(&Answers) -> T) -> impl Iterator<Item = T> {
-        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        let values: Vec<T> = workers.iter().map(|answers| value(answers)).collect();
+    fn per_runtime<T>(&self, value: impl Fn(&HttpMetrics) -> T) -> impl Iterator<Item = T> {
+        let runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
+        let values: Vec<T> = runtimes.iter().map(|metrics| value(metrics)).collect();
         values.into_iter()
     }
 }
 
-/// Somebody is connected.
-pub struct Connection(Arc<Metrics>);
+pub(crate) struct OpenConnection(Arc<Metrics>);
 
-impl Drop for Connection {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.0.connections.subtract(1);
+        self.0.connections_closed.add(1);
     }
 }
 
-/// As the log and the histograms have it.
-pub fn micros(duration: Duration) -> u64 {
+fn counters(len: usize) -> Vec<Counter> {
+    (0..len).map(|_| Counter::default()).collect()
+}
+
+pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -313,28 +284,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_counted_in_the_range_up_to_its_bound() {
+    fn a_value_is_counted_in_the_first_bucket_that_has_room_for_it() {
         let histogram = Histogram::new(&[1, 2, 4]);
         for value in [0, 1, 2, 3, 4, 5, 1000] {
             histogram.observe(value);
         }
-        let Distribution { counts, sum, .. } = histogram.distribution();
+        let HistogramSnapshot { counts, sum, .. } = histogram.snapshot();
         assert_eq!((counts, sum), (vec![2, 1, 2, 2], 1015));
     }
 
     #[test]
-    fn answers_of_all_workers_are_one_and_strange_ones_are_counted_somewhere() {
+    fn responses_of_all_runtimes_are_summed_and_unknown_errors_are_counted_by_status() {
         let metrics = Metrics::new([40000, 50300].into_iter());
-        let workers = [metrics.answers_of_a_worker(), metrics.answers_of_a_worker()];
-        for worker in &workers {
-            worker.count(200, None, 300);
-            worker.count_refusal(400, Some(40000));
+        let runtimes = [metrics.for_runtime(), metrics.for_runtime()];
+        for runtime in &runtimes {
+            runtime.response(200, None, 300);
+            runtime.rejection(400, Some(40000));
         }
-        workers[0].count(418, Some(41800), 1);
-        workers[0].count(999, None, 1); // not a status: there is no place for it
-        workers[0].count(0, None, 1);
+        runtimes[0].response(418, Some(41800), 1);
+        runtimes[0].response(999, None, 1); // not a status: not counted
+        runtimes[0].response(0, None, 1);
         assert_eq!(
-            metrics.answered(),
+            metrics.responses(),
             [
                 (200, None, 2),
                 (418, None, 1),
@@ -342,8 +313,8 @@ mod tests {
                 (503, Some(50300), 0)
             ]
         );
-        let durations: Vec<_> = metrics.durations_us().into_iter().collect();
-        let (class, of_2xx) = &durations[0];
+        let durations_us = metrics.request_durations_us();
+        let (class, of_2xx) = &durations_us[0];
         assert_eq!((*class, of_2xx.counts[1], of_2xx.sum), (2, 2, 600));
     }
 }

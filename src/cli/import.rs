@@ -18,10 +18,10 @@ use crate::cli::terminal::{Progress, print};
 use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
 use crate::formats::{COMMENT, Format, Lines, Part, Reader, Rejection};
 use crate::fs::{AtomicFile, Replace, WriteError};
+use crate::logging::write_stderr;
 use crate::store::{
     Addition, DryRun, Mode, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
 };
-use crate::telemetry::say;
 use crate::token::Token;
 
 /// The most plants in one transaction: if others wait for its end, and if not.
@@ -325,7 +325,7 @@ fn add_once_readers_end(
         match add(store, token, batch) {
             Err(StoreError::Full(cause)) if cause.is::<WalFull>() => {
                 let since = *waiting_since.get_or_insert_with(|| {
-                    say(format!("waiting: {cause}\n"));
+                    write_stderr(format!("waiting: {cause}\n"));
                     Instant::now()
                 });
                 if since.elapsed() > READER_TIMEOUT {

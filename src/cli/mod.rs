@@ -22,7 +22,7 @@ use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cli::redact::{redacted, redacted_with};
 use crate::cli::terminal::is_closed_pipe;
-use crate::telemetry;
+use crate::logging;
 use crate::version::VERSION;
 
 /// Adds plants over HTTP. A 200 means the plant is on disk; sending it again is always safe.
@@ -99,7 +99,7 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            telemetry::say(redacted(&format!("plantstore: {error:#}\n")));
+            logging::write_stderr(redacted(&format!("plantstore: {error:#}\n")));
             ExitCode::FAILURE
         }
     }
@@ -112,7 +112,7 @@ fn fail_usage(usage: &clap::Error) -> ExitCode {
     if !usage.use_stderr() || clean == text {
         usage.exit(); // in colour, on a terminal
     }
-    telemetry::say(clean);
+    logging::write_stderr(clean);
     u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 

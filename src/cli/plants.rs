@@ -16,11 +16,11 @@ use crate::cli::terminal::{
     Progress, Table, cut, print, printable, table, terminal_columns, width,
 };
 use crate::config::{StoreSettings, duration};
+use crate::logging::write_stderr;
 use crate::plant::Plant;
 use crate::store::{
     Cursor, Days, Filter, Found, Mode, PlantRecord, Statistics, Store, StoreError, TokenId,
 };
-use crate::telemetry::say;
 
 /// Plants that are read and shown at a time: any of them may be long.
 const PAGE_LEN: usize = 100;
@@ -118,7 +118,7 @@ impl List {
                 false => "more",
             };
             if !more.is_empty() {
-                say(format!("{more}: the same with --before {last}\n"));
+                write_stderr(format!("{more}: the same with --before {last}\n"));
             }
         }
         listing.end()
@@ -356,7 +356,7 @@ impl Listing {
     fn tell(&mut self, problem: &str) {
         self.problems += 1;
         if self.problems <= TOLD_MAX {
-            say(format!("{problem}\n"));
+            write_stderr(format!("{problem}\n"));
         }
     }
 

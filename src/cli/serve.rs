@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::config::{Settings, StoreSettings};
 use crate::store::{Mode, Store};
-use crate::{server, telemetry};
+use crate::{logging, server};
 
 /// The settings of the service.
 #[derive(Debug, Args)]
@@ -18,7 +18,7 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let _log = telemetry::start(self.settings.log_level);
+        let _log = logging::start(self.settings.log_level);
         // For everything but the connections, which have threads of their own.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::termios::tcgetwinsize;
 use unicode_width::UnicodeWidthStr;
 
-use crate::telemetry::is_unprintable;
+use crate::logging::is_unprintable;
 
 /// A column is not padded any further: one long cell must not make every line long.
 const PADDED_MAX: usize = 60;

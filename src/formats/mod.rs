@@ -66,7 +66,7 @@ enum Kind {
 }
 
 impl<R: BufRead> Reader<R> {
-    /// A plant of more bytes than that is rejected.
+    #[cfg(test)]
     pub fn new(input: R, format: Format, bytes_max: usize) -> Self {
         Self::with_text(input, format, bytes_max, false)
     }

@@ -1,35 +1,40 @@
-//! Bearer token → `Caller`. What a header says is checked here; what a token is worth, by
-//! `Tokens`.
+//! The `Authorization` header: its bearer token becomes a `Caller`. Whether the token is valid is decided in
+//! `crate::auth`.
+
+use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 
+use crate::auth::AuthError;
+use crate::http::AppState;
+use crate::http::access_log::RequestNotes;
 use crate::http::error::{ApiError, Kind};
-use crate::http::request_log::Notes;
-use crate::http::state::State;
 use crate::store::TokenId;
 use crate::token::Token;
 
-/// Who is asking.
+/// The token of an authorised request.
 #[derive(Debug)]
 pub struct Caller {
-    /// The token that was shown.
-    pub token: TokenId,
+    pub(super) token: TokenId,
 }
 
-impl FromRequestParts<State> for Caller {
+impl FromRequestParts<Arc<AppState>> for Caller {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &State) -> Result<Self, ApiError> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &Arc<AppState>,
+    ) -> Result<Self, ApiError> {
         let token = bearer_token(&parts.headers)?;
-        let known = state.tokens.look_up(&token, &state.answers).await?;
-        if let Some(notes) = parts.extensions.get::<Notes>() {
-            notes.set_caller(known.name());
+        let token = state.tokens.look_up(&token, &state.metrics).await?;
+        if let Some(notes) = parts.extensions.get::<RequestNotes>() {
+            notes.set_token_name(token.name());
         }
-        known.admit()?;
-        Ok(Self { token: known.id() })
+        token.authorize()?;
+        Ok(Self { token: token.id() })
     }
 }
 
@@ -45,7 +50,7 @@ fn bearer_token(headers: &HeaderMap) -> Result<Token, ApiError> {
         ));
     }
     let credentials = bearer_credentials(value)?;
-    Token::parse(credentials).ok_or_else(ApiError::unknown_token)
+    Ok(Token::parse(credentials).ok_or(AuthError::UnknownToken)?)
 }
 
 fn bearer_credentials(value: &HeaderValue) -> Result<&str, ApiError> {
@@ -65,8 +70,8 @@ fn bearer_credentials(value: &HeaderValue) -> Result<&str, ApiError> {
         return Err(malformed());
     }
     let credentials = credentials.trim_matches(' ');
-    let of_a_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
-    if credentials.is_empty() || !credentials.bytes().all(of_a_token) {
+    let is_token_char = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
+    if credentials.is_empty() || !credentials.bytes().all(is_token_char) {
         return Err(malformed());
     }
     Ok(credentials)

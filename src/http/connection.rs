@@ -1,55 +1,87 @@
-//! One connection: hyper speaks HTTP/1.1 on a `Stream`, the router answers.
+//! One connection: hyper parses HTTP/1.1 from a `Stream`, the router responds. Every response is logged, also if a handler
+//! panics, and while the server drains it closes the connection.
 
+use std::any::Any;
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::http::Request;
+use axum::body::HttpBody;
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-use crate::http::request_log::{Draining, log_request};
-use crate::http::stream::{Deadlines, Progress, Stream};
-use crate::metrics::Answers;
+use crate::http::access_log;
+use crate::http::error::ApiError;
+use crate::http::timeouts::{Progress, Stream, Timeouts};
+use crate::metrics::HttpMetrics;
 
 /// The most bytes of a request line and its headers.
-const HEAD_BYTES_MAX: usize = 16 << 10;
+const HEADER_BYTES_MAX: usize = 16 << 10;
 
-/// Serves one connection until either side ends it, or until `stop` changes and what is in flight
-/// has been answered: a request whose head is not complete then is not waited for. What is answered is counted.
+/// Set when the server shuts down: responses then ask to close the connection, and bodies have a short timeout.
+#[derive(Clone, Default)]
+pub struct Draining(Arc<DrainingInner>);
+
+#[derive(Default)]
+struct DrainingInner {
+    has_started: AtomicBool,
+    started: Notify,
+}
+
+impl Draining {
+    pub(crate) fn start(&self) {
+        self.0.has_started.store(true, Ordering::SeqCst);
+        self.0.started.notify_waiters();
+    }
+
+    pub(super) async fn started(&self) {
+        let started = self.0.started.notified();
+        if !self.0.has_started.load(Ordering::SeqCst) {
+            started.await;
+        }
+    }
+}
+
+/// Serves one connection until either side closes it, or until `stop` changes and the request in flight has its response.
 pub async fn serve(
     stream: TcpStream,
-    (router, answers): (Router, Arc<Answers>),
-    deadlines: Deadlines,
+    (router, metrics): (Router, Arc<HttpMetrics>),
+    timeouts: Timeouts,
     draining: Draining,
     mut stop: watch::Receiver<()>,
 ) {
     let progress = Progress::default();
-    let stream = Stream::new(stream, deadlines, progress.clone(), Arc::clone(&answers));
+    let stream = Stream::new(stream, timeouts, progress.clone(), Arc::clone(&metrics));
     let router = TowerToHyperService::new(router);
     let service = service_fn(async |request: Request<Incoming>| {
-        progress.answering();
-        let answer = |request| router.call(request);
-        let response = log_request(&draining, &answers, request, answer).await;
-        progress.answered();
+        progress.headers_read();
+        let handler = |request| router.call(request);
+        let response = respond(&draining, &metrics, request, handler).await;
+        progress.responded();
         Ok::<_, Infallible>(response)
     });
     let connection = http1::Builder::new()
-        // A peer that has sent all it wants to send still gets its answer.
+        // A client that has closed its sending side still gets its response.
         .half_close(true)
-        .max_buf_size(4 * HEAD_BYTES_MAX)
-        .max_header_size(HEAD_BYTES_MAX)
+        .max_buf_size(4 * HEADER_BYTES_MAX)
+        .max_header_size(HEADER_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => ended,
         _ = stop.changed() => {
-            // A head that has begun to arrive is given its moment by the stream; hyper would close at once.
+            // Hyper would close at once although headers are arriving; the stream gives them a short timeout instead.
             if !progress.drain() {
                 connection.as_mut().graceful_shutdown();
             }
@@ -59,4 +91,38 @@ pub async fn serve(
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended early");
     }
+}
+
+/// Calls the handler and logs the response. This is a function around the router and not a layer of it, because a layer
+/// would cost two allocations per request.
+pub async fn respond<B, F>(
+    draining: &Draining,
+    metrics: &HttpMetrics,
+    mut request: Request<B>,
+    handler: impl FnOnce(Request<B>) -> F,
+) -> Response
+where
+    B: HttpBody,
+    F: Future<Output = Result<Response, Infallible>>,
+{
+    let entry = access_log::Entry::start(&mut request);
+    let result = AssertUnwindSafe(handler(request)).catch_unwind().await;
+    let mut response = match result {
+        Ok(Ok(response)) => response,
+        Ok(Err(never)) => match never {},
+        Err(panic) => ApiError::defect(panic_message(&*panic)).into_response(),
+    };
+    // The rest of a body that was not read would be taken for the next request.
+    if draining.0.has_started.load(Ordering::Relaxed) || !entry.is_body_read() {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
+    entry.finish(&mut response, metrics);
+    response
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
 }

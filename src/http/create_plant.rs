@@ -1,5 +1,6 @@
-//! `POST /plants`, whole: a body that is read within its limits, a plant, an answer.
+//! `POST /plants`: reads the body within its limits, decodes the plant, hands it to the writer and responds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -10,27 +11,27 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use tokio::time::{sleep, timeout};
 
+use crate::http::access_log::RequestNotes;
 use crate::http::auth::Caller;
 use crate::http::error::{ApiError, Kind};
-use crate::http::request_log::Notes;
-use crate::http::state::{self, BodyLimits};
+use crate::http::{AppState, BodyLimits};
 use crate::plant::{NewPlant, Plant};
 
-/// How long a body that is arriving when the server starts to drain may take to be complete.
+/// The timeout of a body that is arriving when the server starts to drain.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
-/// Adds a plant. Extractors run in order: a stranger's body is never read.
-pub async fn create_plant(
-    State(parts): State<state::State>,
+/// Extractors run in order: without a valid token the body is not read.
+pub(super) async fn create_plant(
+    State(state): State<Arc<AppState>>,
     caller: Caller,
     JsonBody(body): JsonBody,
 ) -> Result<Created, ApiError> {
     let plant = NewPlant::from_json(&body)?;
-    drop(body); // what waits for the store is the plant alone
-    Ok(Created(parts.writer.add(plant, caller.token).await?))
+    drop(body); // not needed while the plant waits for its commit
+    Ok(Created(state.writer.add(plant, caller.token).await?))
 }
 
-/// The 200: the plant is on disk.
+/// The 200: the plant is durable.
 pub struct Created(pub Plant);
 
 impl IntoResponse for Created {
@@ -43,26 +44,26 @@ impl IntoResponse for Created {
     }
 }
 
-/// The bytes of a body that says it is JSON.
+/// A body with the media type of JSON, within the limits.
 pub struct JsonBody(pub Vec<u8>);
 
-impl FromRequest<state::State> for JsonBody {
+impl FromRequest<Arc<AppState>> for JsonBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &state::State) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &Arc<AppState>) -> Result<Self, ApiError> {
         let limits = state.body_limits;
         check_media_type(request.headers())?;
         if declared_len(request.headers()).is_some_and(|len| len > limits.bytes_max) {
             return Err(too_large(limits));
         }
-        let notes = request.extensions().get::<Notes>().cloned();
+        let notes = request.extensions().get::<RequestNotes>().cloned();
         let body = read(request.into_body(), limits);
         let drained = async {
-            state.draining.begun().await;
+            state.draining.started().await;
             sleep(DRAIN_GRACE).await;
         };
         let body = tokio::select! {
-            // Most bodies are here already.
+            // Most bodies have arrived already.
             biased;
             body = timeout(limits.timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
                 Kind::TooSlow,
@@ -83,8 +84,7 @@ impl FromRequest<state::State> for JsonBody {
     }
 }
 
-/// All of a body in one piece. What arrived in many small ones must not stay in many small ones: each
-/// would keep a whole buffer of the connection alive.
+/// Copies the body into one buffer: each of many small frames would keep a whole read buffer of the connection alive.
 async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -105,24 +105,24 @@ async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let refuse = |message| Err(ApiError::new(Kind::NotJsonType, message));
+    let reject = |message| Err(ApiError::new(Kind::NotJsonType, message));
 
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (Some(content_type), None) = (types.next(), types.next()) else {
-        return refuse("Give one Content-Type: application/json.");
+        return reject("Give one Content-Type: application/json.");
     };
     // Parameters such as charset change nothing: JSON is UTF-8.
     let essence = content_type.as_bytes().split(|&byte| byte == b';').next();
     let essence = essence.unwrap_or_default().trim_ascii();
     if !essence.eq_ignore_ascii_case(b"application/json") {
-        return refuse("The Content-Type must be application/json.");
+        return reject("The Content-Type must be application/json.");
     }
     let encoded = headers
         .get_all(CONTENT_ENCODING)
         .iter()
         .any(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
     if encoded {
-        return refuse("The body must not be encoded; leave Content-Encoding out.");
+        return reject("The body must not be encoded; leave Content-Encoding out.");
     }
     Ok(())
 }

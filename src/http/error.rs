@@ -1,5 +1,5 @@
-//! The catalogue of errors: the only file that knows their numbers, statuses and sentences. What
-//! it says stands in `openapi.yaml` and `docs/errors.md` too, and a test holds the three together.
+//! The error catalogue: numbers, statuses and messages, and the conversions from the errors of other modules. A test
+//! compares it with `openapi.yaml` and `docs/errors.md`.
 
 use std::borrow::Cow;
 
@@ -9,23 +9,22 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use crate::auth::AuthError;
 use crate::plant::Invalid;
 use crate::store::{StoreError, chain};
 use crate::writer::AddError;
 
 macro_rules! catalogue {
     ($($kind:ident = $number:literal $when:literal,)+) => {
-        /// What went wrong. The number is the status × 100 + n, and never changes its meaning.
+        /// The number is the status × 100 + n, and never changes its meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Kind {
             $(#[doc = $when] $kind = $number,)+
         }
 
         impl Kind {
-            /// Every kind of error there is.
             pub const ALL: &[Kind] = &[$(Kind::$kind,)+];
 
-            /// When it is answered.
             pub fn when(self) -> &'static str {
                 match self { $(Kind::$kind => $when,)+ }
             }
@@ -38,7 +37,7 @@ catalogue! {
     NotJson = 40001 "the body is not JSON",
     NotAPlant = 40002 "the body is JSON but not a NewPlant",
     BadCredentials = 40003 "the credentials are malformed or given twice",
-    Taken = 40009 "the id belongs to a different plant",
+    Conflict = 40009 "the id belongs to a different plant",
     BodyTooLarge = 40013 "the body is larger than the limit",
     NotJsonType = 40015 "the content type is not application/json, or the body is encoded",
     NoCredentials = 40100 "there are no bearer credentials",
@@ -48,21 +47,19 @@ catalogue! {
     NoSuchMethod = 40500 "the path does not take this method",
     TooSlow = 40800 "the request did not arrive in time",
     TooMany = 42900 "the token makes more requests than it may",
-    HeadTooLarge = 43100 "the request line and headers are larger than the limit",
+    HeadersTooLarge = 43100 "the request line and headers are larger than the limit",
     Defect = 50000 "a defect of the service, or of what it stored",
     Busy = 50300 "the service is too busy; nothing was stored",
     Unknown = 50301 "the store did not confirm the write; the plant may or may not be stored",
     StoreFull = 50302 "the disk of the store is full, or its WAL has reached the limit; nothing was stored",
-    Unreachable = 50303 "the store cannot be reached or used; nothing was stored",
+    Unavailable = 50303 "the store cannot be reached or used; nothing was stored",
 }
 
 impl Kind {
-    /// The number in the body.
     pub fn number(self) -> u32 {
         self as u32
     }
 
-    /// The HTTP status.
     pub fn status(self) -> StatusCode {
         u16::try_from(self.number() / 100)
             .ok()
@@ -81,32 +78,30 @@ impl Kind {
         }
     }
 
-    /// After these, what is left on the connection may be the rest of the refused request.
+    /// After these errors, unread bytes on the connection may be the rest of the rejected request.
     fn closes_connection(self) -> bool {
         matches!(
             self,
-            Self::NotHttp | Self::BodyTooLarge | Self::TooSlow | Self::HeadTooLarge
+            Self::NotHttp | Self::BodyTooLarge | Self::TooSlow | Self::HeadersTooLarge
         )
     }
 }
 
-/// An answer other than 200: a kind, and a sentence for a person.
+/// An error response.
 #[derive(Debug)]
 pub struct ApiError {
     kind: Kind,
     message: Cow<'static, str>,
     retry_after_s: Option<u64>,
-    /// For the log alone.
+    /// For the log only.
     cause: Option<String>,
 }
 
-/// What the log says of an error, handed to it with the response.
+/// What the access log writes about an error; an extension of the response.
 #[derive(Debug, Clone)]
-pub struct Logged {
-    /// The number in the body.
-    pub number: u32,
-    /// What the client is not told.
-    pub cause: Option<String>,
+pub(super) struct LoggedError {
+    pub(super) number: u32,
+    pub(super) cause: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -116,8 +111,8 @@ struct Body<'a> {
 }
 
 impl ApiError {
-    /// An error of this kind. The message says what is wrong, where, and what to do.
-    pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+    /// The message says what is wrong, where, and what to do.
+    pub(super) fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
         let retry_after_s = (kind.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
         Self {
             kind,
@@ -127,35 +122,8 @@ impl ApiError {
         }
     }
 
-    /// A token that is not, or no longer, one of ours.
-    pub fn unknown_token() -> Self {
-        Self::new(
-            Kind::UnknownToken,
-            "The token is unknown or revoked; ask the operator for a new one.",
-        )
-    }
-
-    /// A token that was good until it expired.
-    pub fn expired_token() -> Self {
-        Self::new(
-            Kind::ExpiredToken,
-            "The token has expired; ask the operator for a new one.",
-        )
-    }
-
-    /// A token that makes more requests than it may.
-    pub fn too_many(limit: u32, retry_after_s: u64) -> Self {
-        let message = format!(
-            "This token may make {limit} requests a second; wait as long as Retry-After says."
-        );
-        Self {
-            retry_after_s: Some(retry_after_s),
-            ..Self::new(Kind::TooMany, message)
-        }
-    }
-
-    /// A panic on the way to an answer, or a plant that the disk has changed.
-    pub fn defect(cause: String) -> Self {
+    /// A panic, or a damaged plant.
+    pub(super) fn defect(cause: String) -> Self {
         Self {
             cause: Some(cause),
             ..Self::new(
@@ -165,41 +133,34 @@ impl ApiError {
         }
     }
 
-    /// Nothing was stored, and it is not the client's fault.
-    pub fn busy() -> Self {
+    fn busy() -> Self {
         Self::new(
             Kind::Busy,
             "The service is too busy and nothing was stored; send the same plant again later.",
         )
     }
 
-    /// Nothing was stored, because the store cannot be reached or used.
-    pub fn unreachable() -> Self {
+    fn unavailable() -> Self {
         Self::new(
-            Kind::Unreachable,
+            Kind::Unavailable,
             "The store cannot be reached or used at the moment and nothing was stored; \
              send the same plant again later.",
         )
     }
 
-    /// With a cause for the log.
-    #[must_use]
-    pub fn caused_by(self, cause: String) -> Self {
+    fn caused_by(self, cause: String) -> Self {
         Self {
             cause: Some(cause),
             ..self
         }
     }
 
-    /// What kind of error this is.
-    pub fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> Kind {
         self.kind
     }
-}
 
-impl ApiError {
-    /// The headers of the answer, its length apart.
-    pub fn headers(&self) -> HeaderMap {
+    /// The headers of the response, except for its length.
+    pub(super) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(challenge) = self.kind.challenge() {
@@ -214,8 +175,7 @@ impl ApiError {
         headers
     }
 
-    /// The body of the answer.
-    pub fn body(&self) -> Vec<u8> {
+    pub(super) fn body(&self) -> Vec<u8> {
         let body = Body {
             error: self.kind.number(),
             message: &self.message,
@@ -226,12 +186,42 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let logged = Logged {
+        let logged = LoggedError {
             number: self.kind.number(),
             cause: self.cause.clone(),
         };
-        let answer = (self.kind.status(), self.headers(), self.body());
-        (Extension(logged), answer).into_response()
+        let response = (self.kind.status(), self.headers(), self.body());
+        (Extension(logged), response).into_response()
+    }
+}
+
+impl From<AuthError> for ApiError {
+    fn from(error: AuthError) -> Self {
+        match error {
+            AuthError::UnknownToken => Self::new(
+                Kind::UnknownToken,
+                "The token is unknown or revoked; ask the operator for a new one.",
+            ),
+            AuthError::ExpiredToken => Self::new(
+                Kind::ExpiredToken,
+                "The token has expired; ask the operator for a new one.",
+            ),
+            AuthError::RateLimited {
+                requests_per_second,
+                retry_after_s,
+            } => Self {
+                retry_after_s: Some(retry_after_s),
+                ..Self::new(
+                    Kind::TooMany,
+                    format!(
+                        "This token may make {requests_per_second} requests a second; \
+                         wait as long as Retry-After says."
+                    ),
+                )
+            },
+            AuthError::Store(error) => error.into(),
+            AuthError::Panic(message) => Self::defect(message),
+        }
     }
 }
 
@@ -252,8 +242,8 @@ impl From<Invalid> for ApiError {
 impl From<AddError> for ApiError {
     fn from(error: AddError) -> Self {
         match error {
-            AddError::Taken => Self::new(
-                Kind::Taken,
+            AddError::Conflict => Self::new(
+                Kind::Conflict,
                 "The id belongs to a different plant, which was left as it is; use another id.",
             ),
             AddError::Busy => Self::busy(),
@@ -262,7 +252,7 @@ impl From<AddError> for ApiError {
                 "The store is full and nothing was stored; \
                  send the same plant again later, once there is room again.",
             ),
-            AddError::Unreachable => Self::unreachable(),
+            AddError::Unavailable => Self::unavailable(),
             AddError::Unknown => Self::new(
                 Kind::Unknown,
                 "The plant may or may not have been stored; \
@@ -275,20 +265,20 @@ impl From<AddError> for ApiError {
     }
 }
 
-/// For reads, such as that of a token: nothing can have been stored. A read whose response was lost has failed
-/// because the store could not be reached.
+/// For reads, such as that of a token: nothing was stored. A read with an unknown outcome has failed because the store is
+/// unavailable.
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let answer = match &error {
+        let response = match &error {
             StoreError::Damaged(_) => return Self::defect(chain(&error)),
             StoreError::Busy(_) => Self::busy(),
             StoreError::Unknown(cause) | StoreError::Fatal(cause) => {
-                return Self::unreachable().caused_by(chain(&**cause));
+                return Self::unavailable().caused_by(chain(&**cause));
             }
             StoreError::Full(_) | StoreError::Unavailable(_) | StoreError::Unusable(_) => {
-                Self::unreachable()
+                Self::unavailable()
             }
         };
-        answer.caused_by(chain(&error))
+        response.caused_by(chain(&error))
     }
 }

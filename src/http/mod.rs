@@ -1,64 +1,74 @@
-//! The public interface: the route table. Below it, in the order in which a request meets them:
-//! `connection`, `request_log`, `trace_context`, `auth`, `tokens`, `create_plant`, `error`.
+//! The public interface: the route table and the state of its handlers. A request passes through `timeouts` (below hyper),
+//! `connection`, `access_log`, this table, `auth` and `create_plant`; every failure becomes an `ApiError` of `error`.
 
+mod access_log;
 mod auth;
-pub mod connection;
+pub(crate) mod connection;
 mod create_plant;
-pub mod docs;
-pub mod error;
-mod request_log;
-mod state;
-pub mod stream;
-mod tokens;
-mod trace_context;
+pub(crate) mod docs;
+pub(crate) mod error;
+pub(crate) mod timeouts;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::{get, post};
 
+pub(crate) use access_log::log_suppressed;
 pub use auth::Caller;
 pub use create_plant::{Created, JsonBody};
-pub use request_log::{Draining, log_request, log_suppressed};
-pub use state::{BodyLimits, Parts};
-pub use tokens::Tokens;
 
+use crate::auth::TokenCache;
+use crate::metrics::HttpMetrics;
+use crate::writer::Writer;
+use connection::Draining;
 use error::{ApiError, Kind};
-use state::State;
 
-/// Every route there is.
-pub fn router(parts: Parts) -> Router {
+/// What handlers and extractors use; each runtime has its own.
+pub struct AppState {
+    pub writer: Writer,
+    pub tokens: TokenCache,
+    pub metrics: Arc<HttpMetrics>,
+    pub body_limits: BodyLimits,
+    pub draining: Draining,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct BodyLimits {
+    pub bytes_max: usize,
+    /// From the end of the headers to the end of the body.
+    pub timeout: Duration,
+}
+
+pub(crate) fn router(state: AppState) -> Router {
     let routes = Router::new()
         .route("/plants", post(create_plant::create_plant))
-        .route("/openapi.json", get(docs::openapi_json))
-        .route("/openapi.yaml", get(docs::openapi_yaml))
-        .route("/", get(docs::to_page))
-        .route("/docs", get(docs::page))
-        .route("/docs/", get(docs::up_to_page))
-        .route("/docs/page.css", get(docs::style))
-        .route("/docs/page.js", get(docs::script))
-        .route("/docs/icon.svg", get(docs::icon));
-    complete(routes, parts)
+        .route("/openapi.json", docs::JSON.route())
+        .route("/openapi.yaml", docs::YAML.route())
+        .route("/", get(docs::redirect_from_root))
+        .route("/docs", docs::PAGE.route())
+        .route("/docs/", get(docs::redirect_from_slash))
+        .route("/docs/page.css", docs::STYLE.route())
+        .route("/docs/page.js", docs::SCRIPT.route())
+        .route("/docs/icon.svg", docs::ICON.route());
+    with_fallbacks(routes, state)
 }
 
-/// Gives the routes what they need, and an `Error` for what none of them takes.
-pub fn complete(routes: Router<State>, parts: Parts) -> Router {
+/// Adds the state and the responses to unknown paths and methods. Benchmarks and tests use it with routes of their own.
+pub fn with_fallbacks(routes: Router<Arc<AppState>>, state: AppState) -> Router {
     routes
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_method)
-        .with_state(Arc::new(parts))
-}
-
-async fn no_such_path() -> ApiError {
-    ApiError::new(
-        Kind::NoSuchPath,
-        "There is nothing at this path; plants are added with POST /plants.",
-    )
-}
-
-async fn no_such_method() -> ApiError {
-    ApiError::new(
-        Kind::NoSuchMethod,
-        "This path does not take that method; the Allow header lists those it takes.",
-    )
+        .fallback(async || {
+            ApiError::new(
+                Kind::NoSuchPath,
+                "There is nothing at this path; plants are added with POST /plants.",
+            )
+        })
+        .method_not_allowed_fallback(async || {
+            ApiError::new(
+                Kind::NoSuchMethod,
+                "This path does not take that method; the Allow header lists those it takes.",
+            )
+        })
+        .with_state(Arc::new(state))
 }

@@ -1,142 +1,214 @@
-//! The private listener: health, readiness and metrics. It responds from the start of the process to its end, on a thread
-//! of its own, whatever the public listener does and however many silent connections it has itself.
+//! The private listener: `/healthz`, `/readyz` and `/metrics`. It responds from the start of the process to its end, on a
+//! thread of its own, whatever the load of the public listener. Each connection serves one request; at the limit the
+//! oldest connection without a complete request is closed, so that idle connections cannot block a probe.
 
-mod connections;
-mod page;
-mod process;
+mod prometheus;
 mod readiness;
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::TcpListener;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::task::{AbortHandle, yield_now};
+use tokio::time::{sleep, timeout};
 
+use crate::logging::LineLimit;
 use crate::metrics::Metrics;
-use crate::store::{Footprint, Location, footprint};
-use crate::writer::Pulse;
+use crate::store::{Location, footprint};
+use crate::writer::HealthCheck;
 
-pub use connections::CONNECTIONS_MAX;
-pub use page::Limits;
-use process::Process;
+pub(crate) use prometheus::Limits;
+use prometheus::{Process, Scrape, System};
 use readiness::Readiness;
 
-/// For what the kernel says of files and of ourselves; a disk can be stuck.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const CONNECTIONS_MAX: usize = 32;
+
+/// For a whole connection.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Reading file sizes can block on a stuck disk.
+const SYSTEM_TIMEOUT: Duration = Duration::from_secs(1);
+
+const ACCEPT_RETRY: Duration = Duration::from_millis(20);
+static ACCEPT_ERRORS: LineLimit = LineLimit::new(1, Duration::from_secs(10));
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What is watched. A clone is a pointer.
+/// A clone is a pointer.
 #[derive(Clone)]
-pub struct Ops(Arc<Watched>);
+pub(crate) struct Ops(Arc<Inner>);
 
-struct Watched {
+struct Inner {
     metrics: Arc<Metrics>,
     readiness: Readiness,
     location: Location,
     limits: Limits,
-    /// One look at the files at a time.
-    look: Arc<Semaphore>,
+    /// One permit: if the disk is stuck, only one thread waits for it.
+    system_reads: Arc<Semaphore>,
 }
 
 impl Ops {
-    /// Of a server that is starting.
-    pub fn new(metrics: Arc<Metrics>, location: Location, limits: Limits) -> Self {
-        Self(Arc::new(Watched {
+    pub(crate) fn new(metrics: Arc<Metrics>, location: Location, limits: Limits) -> Self {
+        Self(Arc::new(Inner {
             metrics,
             readiness: Readiness::default(),
             location,
             limits,
-            look: Arc::new(Semaphore::new(1)),
+            system_reads: Arc::new(Semaphore::new(1)),
         }))
     }
 
-    /// The public listener is open, and behind it is this writer.
-    pub fn serving(&self, pulse: Pulse) {
-        self.0.readiness.serving(pulse);
+    pub(crate) fn set_serving(&self, store: HealthCheck) {
+        self.0.readiness.set_serving(store);
     }
 
-    /// The public listener is closed.
-    pub fn draining(&self) {
-        self.0.readiness.draining();
+    pub(crate) fn set_draining(&self) {
+        self.0.readiness.set_draining();
     }
 
-    /// Serves connections on a thread of its own, which ends with the process.
-    pub fn start(self, listener: std::net::TcpListener) -> io::Result<()> {
+    /// Starts the thread, which runs until the process ends.
+    pub(crate) fn start(self, listener: std::net::TcpListener) -> io::Result<()> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let listener = {
-            let _here = runtime.enter();
+            let _guard = runtime.enter();
             TcpListener::from_std(listener)?
         };
-        let serve = move || runtime.block_on(connections::serve(listener, self.router()));
+        let serve = move || runtime.block_on(serve(listener, self.router()));
         let ops = thread::Builder::new().name("ops".to_owned());
         ops.spawn(serve).map(drop)
     }
 
     fn router(self) -> Router {
         Router::new()
-            .route(
-                "/healthz",
-                get(async || say(StatusCode::OK, "alive\n".to_owned())),
-            )
+            .route("/healthz", get(async || text(StatusCode::OK, "alive\n")))
             .route("/readyz", get(readyz))
             .route("/metrics", get(metrics))
             .fallback(async || {
-                let paths =
-                    "There is nothing at this path; there are /healthz, /readyz and /metrics.\n";
-                say(StatusCode::NOT_FOUND, paths.to_owned())
+                let message = "Not found; the paths are /healthz, /readyz and /metrics.\n";
+                text(StatusCode::NOT_FOUND, message)
             })
             .method_not_allowed_fallback(async || {
-                let method = "This path is only read; use GET.\n";
-                say(StatusCode::METHOD_NOT_ALLOWED, method.to_owned())
+                text(StatusCode::METHOD_NOT_ALLOWED, "Use GET.\n")
             })
             .with_state(self)
     }
 
-    /// None if the kernel takes too long, this time or since the last time.
-    async fn look(&self) -> Option<(Process, Option<Footprint>)> {
-        let turn = Arc::clone(&self.0.look).try_acquire_owned().ok()?;
+    /// None if this read, or one before it, takes too long.
+    async fn read_system(&self) -> Option<System> {
+        let permit = Arc::clone(&self.0.system_reads).try_acquire_owned().ok()?;
         let location = self.0.location.clone();
-        let look = tokio::task::spawn_blocking(move || {
-            let seen = (Process::look(), footprint(&location));
-            drop(turn);
-            seen
+        let read = tokio::task::spawn_blocking(move || {
+            let system = System {
+                process: Process::read(),
+                footprint: footprint(&location),
+            };
+            drop(permit);
+            system
         });
-        timeout(LOOK_TIMEOUT, look).await.ok()?.ok()
+        timeout(SYSTEM_TIMEOUT, read).await.ok()?.ok()
     }
 }
 
-/// `GET /readyz`: whether adds can be taken.
 async fn readyz(State(ops): State<Ops>) -> Response {
     match ops.0.readiness.check().await {
-        Ok(()) => say(StatusCode::OK, "ready\n".to_owned()),
-        Err(reason) => {
-            let text = format!("not ready: {reason}\n");
-            say(StatusCode::SERVICE_UNAVAILABLE, text)
-        }
+        Ok(()) => text(StatusCode::OK, "ready\n"),
+        Err(reason) => text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("not ready: {reason}\n"),
+        ),
     }
 }
 
-/// `GET /metrics`: everything that is counted.
 async fn metrics(State(ops): State<Ops>) -> Response {
-    let seen = ops.look().await;
-    let state = ops.0.readiness.state();
-    let text = page::write(&ops.0.metrics, &state, ops.0.limits, seen);
+    let scrape = Scrape {
+        system: ops.read_system().await,
+        metrics: &ops.0.metrics,
+        status: ops.0.readiness.status(),
+        limits: ops.0.limits,
+    };
+    let text = prometheus::exposition(&scrape);
     ([(CONTENT_TYPE, PROMETHEUS_TEXT)], text).into_response()
 }
 
-fn say(status: StatusCode, text: String) -> Response {
+fn text(status: StatusCode, text: impl Into<String>) -> Response {
     let headers = [(CONTENT_TYPE, TEXT), (CACHE_CONTROL, "no-store")];
-    (status, headers, text).into_response()
+    (status, headers, text.into()).into_response()
+}
+
+struct Connection {
+    task: AbortHandle,
+    has_request: Arc<AtomicBool>,
+}
+
+async fn serve(listener: TcpListener, router: Router) {
+    let mut open = VecDeque::<Connection>::new();
+    loop {
+        let accepted = listener.accept().await;
+        open.retain(|connection| !connection.task.is_finished());
+        match accepted {
+            Ok((stream, _)) => {
+                if open.len() >= CONNECTIONS_MAX {
+                    evict(&mut open);
+                }
+                let has_request = Arc::new(AtomicBool::new(false));
+                let task = serve_connection(stream, router.clone(), Arc::clone(&has_request));
+                let task = tokio::spawn(task).abort_handle();
+                open.push_back(Connection { task, has_request });
+            }
+            Err(error) => {
+                evict(&mut open); // the process may have reached its limit of open files
+                if ACCEPT_ERRORS.admit(Instant::now()).is_ok() {
+                    tracing::warn!(%error, "cannot accept a connection to the private listener");
+                }
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+        // Requests on open connections take precedence over further connections.
+        yield_now().await;
+    }
+}
+
+fn evict(open: &mut VecDeque<Connection>) {
+    let is_idle = |connection: &Connection| !connection.has_request.load(Ordering::Relaxed);
+    let oldest = open.iter().position(is_idle).unwrap_or(0);
+    if let Some(connection) = open.remove(oldest) {
+        connection.task.abort();
+    }
+}
+
+async fn serve_connection(stream: TcpStream, router: Router, has_request: Arc<AtomicBool>) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|request: Request<Incoming>| {
+        has_request.store(true, Ordering::Relaxed);
+        router.call(request)
+    });
+    let connection = http1::Builder::new()
+        .keep_alive(false)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(stream), service);
+    match timeout(CONNECTION_TIMEOUT, connection).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a connection to the private listener ended early");
+        }
+        Err(_) => tracing::debug!("a connection to the private listener timed out"),
+    }
 }

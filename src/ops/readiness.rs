@@ -1,83 +1,71 @@
-//! Whether adds can be taken: not before the public listener is open, not after it was closed, and not while the store
-//! takes none.
+//! Readiness: adds are accepted while the public listener is open and the store accepts writes.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::writer::{Pulse, Unwell};
+use crate::writer::{HealthCheck, Unavailable};
 
-/// Where in its life the server is.
 #[derive(Default)]
-pub struct Readiness(RwLock<Phase>);
+pub(super) struct Readiness(RwLock<Phase>);
 
 #[derive(Default, Clone)]
 enum Phase {
     #[default]
     Starting,
-    Serving(Arc<Pulse>),
-    Draining(Option<Arc<Pulse>>),
+    Serving(Arc<HealthCheck>),
+    Draining(Option<Arc<HealthCheck>>),
 }
 
-/// Why no adds can be taken.
 #[derive(Debug, thiserror::Error)]
-pub enum Reason {
-    /// The store is being opened.
+pub(super) enum NotReady {
     #[error("starting")]
     Starting,
-    /// The server is about to end.
     #[error("draining")]
     Draining,
-    /// Of the store.
     #[error(transparent)]
-    Store(#[from] Unwell),
+    Store(#[from] Unavailable),
 }
 
-/// What is known without asking the store.
-pub struct State {
-    /// Whether adds can be taken.
-    pub is_ready: bool,
-    /// Whether the server is about to end.
-    pub is_draining: bool,
-    /// How much waits for the store.
-    pub queue_len: usize,
+/// What is known without a query of the store.
+pub(super) struct Status {
+    pub(super) is_ready: bool,
+    pub(super) is_draining: bool,
+    pub(super) queue_len: usize,
 }
 
 impl Readiness {
-    /// From now on.
-    pub fn serving(&self, pulse: Pulse) {
-        self.set(Phase::Serving(Arc::new(pulse)));
+    pub(super) fn set_serving(&self, store: HealthCheck) {
+        self.set(Phase::Serving(Arc::new(store)));
     }
 
-    /// From now on.
-    pub fn draining(&self) {
-        let pulse = match self.phase() {
+    pub(super) fn set_draining(&self) {
+        let store = match self.phase() {
             Phase::Starting => None,
-            Phase::Serving(pulse) => Some(pulse),
-            Phase::Draining(pulse) => pulse,
+            Phase::Serving(store) => Some(store),
+            Phase::Draining(store) => store,
         };
-        self.set(Phase::Draining(pulse));
+        self.set(Phase::Draining(store));
     }
 
-    /// Asks the store, if need be.
-    pub async fn check(&self) -> Result<(), Reason> {
+    /// Probes the store if the last result is too old.
+    pub(super) async fn check(&self) -> Result<(), NotReady> {
         match self.phase() {
-            Phase::Starting => Err(Reason::Starting),
-            Phase::Draining(_) => Err(Reason::Draining),
-            Phase::Serving(pulse) => Ok(pulse.check().await?),
+            Phase::Starting => Err(NotReady::Starting),
+            Phase::Draining(_) => Err(NotReady::Draining),
+            Phase::Serving(store) => Ok(store.check().await?),
         }
     }
 
-    /// Asks nobody.
-    pub fn state(&self) -> State {
-        let (pulse, is_draining) = match self.phase() {
+    pub(super) fn status(&self) -> Status {
+        let (store, is_draining) = match self.phase() {
             Phase::Starting => (None, false),
-            Phase::Serving(pulse) => (Some(pulse), false),
-            Phase::Draining(pulse) => (pulse, true),
+            Phase::Serving(store) => (Some(store), false),
+            Phase::Draining(store) => (store, true),
         };
-        let is_well = |pulse: &Arc<Pulse>| pulse.last_known().is_ok();
-        State {
-            is_ready: !is_draining && pulse.as_ref().is_some_and(is_well),
+        let is_available = |store: &Arc<HealthCheck>| store.last_result().is_ok();
+        Status {
+            is_ready: !is_draining && store.as_ref().is_some_and(is_available),
             is_draining,
-            queue_len: pulse.map_or(0, |pulse| pulse.queue_len()),
+            queue_len: store.map_or(0, |store| store.queue_len()),
         }
     }
 

@@ -47,12 +47,12 @@ const BREAKS: [Break; 7] = [
     Break {
         name: "acknowledged-before-the-commit",
         file: "src/writer/batch.rs",
-        before: "in_hand.begin(std::mem::take(&mut self.replies));",
+        before: "let result = self.write(store, is_write_due);",
         after: r#"if crate::is_broken("acknowledged-before-the-commit") {
             let plants = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
-            send_all(std::mem::take(&mut self.replies).into_iter().zip(plants));
+            reply_all(in_flight.take_replies().into_iter().zip(plants));
         }
-        in_hand.begin(std::mem::take(&mut self.replies));"#,
+        let result = self.write(store, is_write_due);"#,
         suite: Suite::PowerCuts,
         expected: "lost: ",
     },

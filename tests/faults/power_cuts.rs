@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use plantstore::plant::NewPlant;
-use plantstore::store::{self, Addition, Location, Store, TokenId};
+use plantstore::{Addition, Location, NewPlant, Store, TokenId};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -300,7 +299,7 @@ pub fn check(place: &Path, history: &History) -> Vec<String> {
         }],
         &[],
     ) {
-        Ok(outcomes) if outcomes == [store::Outcome::Added] => wrong,
+        Ok(outcomes) if outcomes == [plantstore::Outcome::Added] => wrong,
         other => [wrong, vec![format!("wrong: an add fails: {other:?}")]].concat(),
     }
 }

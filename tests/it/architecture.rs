@@ -12,9 +12,10 @@ const LAYERS: &[&[&str]] = &[
     &["server"],
     &["config", "formats"],
     &["http", "ops"],
+    &["auth"],
     &["writer"],
     &["store"],
-    &["plant", "token", "metrics", "telemetry"],
+    &["plant", "token", "metrics", "logging"],
     &["fs", "version"],
 ];
 

@@ -187,14 +187,16 @@ fn a_drain_ends_at_its_limit_or_when_asked_twice() {
     let mut server = Server::start_with(&[&limits[..], &["1s"]].concat());
     let _stuck = deaf(&server);
     assert_eq!(server.terminate().code(), Some(0));
-    server.wait_for_line(|line| line["message"] == "out of time: connections are cut");
+    server.wait_for_line(|line| {
+        line["message"] == "the drain timeout is over; open connections are closed"
+    });
 
     let mut server = Server::start_with(&[&limits[..], &["10m"]].concat());
     let _stuck = deaf(&server);
     server.signal("-TERM");
     server.wait_for_line(|line| line["message"] == "draining");
     assert_eq!(server.terminate().code(), Some(0));
-    server.wait_for_line(|line| line["message"] == "asked again: connections are cut");
+    server.wait_for_line(|line| line["message"] == "second signal: open connections are closed");
 }
 
 #[test]

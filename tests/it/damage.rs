@@ -52,7 +52,7 @@ fn a_changed_plant_is_told_and_its_replay_is_not_answered_wrongly() {
     let server = Server::start_in(directory.path(), &[]);
     let response = server.add(PLANT);
     assert_eq!(response.error(), 50000, "{response:?}");
-    let line = server.wait_for_line(|line| line["error"] == 50000);
+    let line = server.wait_for_line(|line| line["error_code"] == 50000);
     assert!(line.to_string().contains("plantstore check"), "{line}");
     // The others are served.
     server.add_ok(r#"{"id":8,"name":"Fern"}"#);

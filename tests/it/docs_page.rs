@@ -6,8 +6,7 @@ mod html;
 
 use std::collections::BTreeSet;
 
-use plantstore::http::docs::OPENAPI_YAML;
-use plantstore::http::error::Kind;
+use plantstore::{Kind, OPENAPI_YAML};
 use serde_json::Value;
 
 use crate::harness::{Client, Response, Server};

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use plantstore::http::docs::OPENAPI_YAML;
-use plantstore::http::error::Kind;
+use plantstore::{Kind, OPENAPI_YAML};
 use serde_json::Value;
 
 /// Number → (status, when), as the code has it.

@@ -253,7 +253,7 @@ fn a_drain_with_a_stuck_disk_ends_all_the_same_and_says_so() {
     assert_eq!(server.terminate().code(), Some(1));
     assert!(client.try_response().is_none());
     let logged = server.everything_logged();
-    assert!(logged.contains("the disk did not take in time"), "{logged}");
+    assert!(logged.contains("the final commit timed out"), "{logged}");
 }
 
 #[test]

@@ -11,10 +11,11 @@ fn a_request_is_one_line_with_all_that_is_known_of_it() {
     let response = server.add(r#"{"id":1,"name":"a secret name"}"#);
     let line = server.wait_for_line(|line| line["path"] == "/plants");
     assert_eq!(line["level"], "INFO");
+    assert_eq!(line["message"], "request");
     assert_eq!(line["method"], "POST");
     assert_eq!(line["status"], 200);
-    assert_eq!(line["token"], "first");
-    assert_eq!(line["error"], Value::Null);
+    assert_eq!(line["token_name"], "first");
+    assert_eq!(line["error_code"], Value::Null);
     assert!(
         line["duration_us"]
             .as_u64()
@@ -27,7 +28,7 @@ fn a_request_is_one_line_with_all_that_is_known_of_it() {
     assert_eq!(response.error(), 40009);
     let line = server.wait_for_line(|line| line["path"] == "/plants");
     assert_eq!(
-        (&line["status"], &line["error"], &line["token"]),
+        (&line["status"], &line["error_code"], &line["token_name"]),
         (&400.into(), &40009.into(), &"first".into())
     );
 
@@ -37,7 +38,7 @@ fn a_request_is_one_line_with_all_that_is_known_of_it() {
     client.response();
     let line = server.wait_for_line(|line| line["method"] == "GET");
     assert_eq!(line["path"], "/openapi.json");
-    server.wait_for_line(|line| line["error"] == 40000);
+    server.wait_for_line(|line| line["error_code"] == 40000);
     assert!(!server.everything_logged().contains("secret"));
 }
 
@@ -47,8 +48,8 @@ fn a_revoked_token_is_logged_by_its_name() {
     let token = run_ok(server.directory(), &["token", "create", "leaver"]);
     run_ok(server.directory(), &["token", "revoke", "leaver"]);
     server.connect().add(token.trim(), b"{}");
-    let line = server.wait_for_line(|line| line["error"] == 40101);
-    assert_eq!(line["token"], "leaver");
+    let line = server.wait_for_line(|line| line["error_code"] == 40101);
+    assert_eq!(line["token_name"], "leaver");
 }
 
 #[test]
@@ -119,7 +120,9 @@ fn every_line_is_json_and_a_quiet_log_is_quiet() {
     server_again.terminate();
     for line in server_again.everything_logged().lines() {
         let line: Value = serde_json::from_str(line).expect("JSON");
-        assert!(line["timestamp"].is_string() && line["level"].is_string());
+        for field in ["timestamp", "level", "target", "message"] {
+            assert!(line[field].is_string(), "{field} in {line}");
+        }
     }
     let mut quiet = Server::start_quietly_in(&directory);
     quiet.add_ok(r#"{"id":1,"name":"x"}"#);
@@ -231,7 +234,8 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
     let rejections = FLOODS * REQUESTS + 200 + 300 - answered;
     assert_eq!(rejected as u64 + counts, rejections as u64);
     assert_eq!(
-        with(&|line| line["message"] == "the log was too slow to take these lines"),
+        with(&|line| line["message"]
+            == "log lines were dropped because the log was not read in time"),
         0
     );
     // 60 MB of requests are at most 100 short lines a second.

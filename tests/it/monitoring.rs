@@ -117,12 +117,12 @@ fn the_private_listener_says_that_it_lives_and_is_ready_and_nothing_else() {
         (
             "/",
             404,
-            "There is nothing at this path; there are /healthz, /readyz and /metrics.\n",
+            "Not found; the paths are /healthz, /readyz and /metrics.\n",
         ),
         (
             "/plants",
             404,
-            "There is nothing at this path; there are /healthz, /readyz and /metrics.\n",
+            "Not found; the paths are /healthz, /readyz and /metrics.\n",
         ),
     ] {
         let response = server.ask(path);
@@ -210,11 +210,11 @@ fn what_became_of_plants_commits_tokens_and_connections_is_counted() {
     let adds = |outcome| metrics.value(&format!("plantstore_adds_total{{outcome=\"{outcome}\"}}"));
     for (outcome, count) in [
         ("added", 1.0),
-        ("already_there", 1.0),
-        ("taken", 1.0),
+        ("replayed", 1.0),
+        ("conflict", 1.0),
         ("damaged", 0.0),
         ("busy", 0.0),
-        ("unreachable", 0.0),
+        ("unavailable", 0.0),
         ("full", 0.0),
         ("unknown", 0.0),
         ("queue_full", 0.0),

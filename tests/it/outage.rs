@@ -148,7 +148,7 @@ fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_
         wait_until("it is not ready", || {
             metric(&server, "plantstore_ready") == 0
         });
-        assert_eq!(outcome(&server, "unreachable"), 4 * (outage - 1));
+        assert_eq!(outcome(&server, "unavailable"), 4 * (outage - 1));
         for id in 1..=4 {
             let response = add(id);
             assert_eq!(response.error(), 50303);
@@ -158,14 +158,14 @@ fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_
             );
             let id = response.header("x-request-id").expect("an id").to_owned();
             let line = server.wait_for_line(|line| line["request_id"] == id.as_str());
-            assert_eq!(line["error"], 50303);
+            assert_eq!(line["error_code"], 50303);
             let cause = line["cause"].as_str().expect("a cause");
             assert!(
                 !cause.contains("busy") && !cause.contains("may or may not"),
                 "{cause}"
             );
         }
-        assert_eq!(outcome(&server, "unreachable"), 4 * outage);
+        assert_eq!(outcome(&server, "unavailable"), 4 * outage);
         let response = server.ask("/readyz");
         let reason = "not ready: the store cannot be reached or used\n";
         assert_eq!((response.status, &*response.body), (503, reason));
@@ -323,10 +323,10 @@ fn every_add_is_counted_once_with_the_outcome_that_its_client_was_told() {
     assert!(told(50301) > 0, "{responses:?}");
     assert!(told(0) > 0 && told(40009) > 0, "{responses:?}");
     let counted = |names: &[&str]| names.iter().map(|name| outcome(&server, name)).sum::<u64>();
-    assert_eq!(counted(&["added", "already_there"]), told(0));
-    assert_eq!(counted(&["taken"]), told(40009));
+    assert_eq!(counted(&["added", "replayed"]), told(0));
+    assert_eq!(counted(&["conflict"]), told(40009));
     assert_eq!(counted(&["unknown"]), told(50301));
     assert_eq!(counted(&["busy", "queue_full"]), told(50300));
-    assert_eq!(counted(&["unreachable"]), told(50303));
+    assert_eq!(counted(&["unavailable"]), told(50303));
     assert_eq!(adds(&server), responses.len() as u64);
 }

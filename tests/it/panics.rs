@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use plantstore::http::stream::Deadlines;
-use plantstore::http::{self, BodyLimits, Draining, Tokens, connection};
-use plantstore::metrics::Metrics;
-use plantstore::store::{Mode, Store};
-use plantstore::writer::Writer;
+use plantstore::{
+    AppState, BodyLimits, Draining, Metrics, Mode, Store, Timeouts, TokenCache, Writer,
+    serve_connection, with_fallbacks,
+};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -34,34 +33,34 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let _here = runtime.enter();
     let metrics = Arc::new(Metrics::new([50000, 40400].into_iter()));
-    let answers = metrics.answers_of_a_worker();
+    let http_metrics = metrics.for_runtime();
     let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout, Arc::clone(&metrics));
-    let parts = http::Parts {
-        tokens: Tokens::new(open(), writer.clone(), Arc::clone(&metrics), timeout),
+    let state = AppState {
+        tokens: TokenCache::new(open(), writer.clone(), Arc::clone(&metrics), timeout),
         writer,
-        answers: Arc::clone(&answers),
+        metrics: Arc::clone(&http_metrics),
         body_limits: BodyLimits {
             bytes_max: 1,
             timeout,
         },
         draining: Draining::default(),
     };
-    let router = http::complete(Router::new().route("/panic", get(panics)), parts);
+    let router = with_fallbacks(Router::new().route("/panic", get(panics)), state);
     let listener = runtime
         .block_on(TcpListener::bind("127.0.0.1:0"))
         .expect("a port");
     let address = listener.local_addr().expect("an address");
     runtime.spawn(async move {
         let (stream, _) = listener.accept().await.expect("a connection");
-        let deadlines = Deadlines {
-            header: timeout,
+        let timeouts = Timeouts {
+            headers: timeout,
             idle: timeout,
         };
         let stop = watch::Sender::new(());
-        connection::serve(
+        serve_connection(
             stream,
-            (router, answers),
-            deadlines,
+            (router, http_metrics),
+            timeouts,
             Draining::default(),
             stop.subscribe(),
         )
@@ -73,6 +72,6 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     assert_eq!(response.error(), 50000);
     assert!(!response.body.contains("deliberate"));
     assert_eq!(client.request("GET /", "").error(), 40400);
-    let counted = metrics.answered();
+    let counted = metrics.responses();
     assert!(counted.contains(&(500, Some(50000), 1)), "{counted:?}");
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plantstore::token::Token;
+use plantstore::Token;
 use serde_json::Value;
 
 use crate::harness::{

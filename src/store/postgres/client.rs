@@ -118,12 +118,20 @@ impl Client {
     }
 
     /// The only row, if there is one.
-    pub(super) async fn query_opt(&self, sql: &str, values: &[&dyn Param]) -> Result<Option<Row>, Error> {
+    pub(super) async fn query_opt(
+        &self,
+        sql: &str,
+        values: &[&dyn Param],
+    ) -> Result<Option<Row>, Error> {
         self.driver.query_typed_opt(sql, &typed(values)).await
     }
 
     /// The rows as they arrive.
-    pub(super) async fn query_raw(&self, sql: &str, values: &[&dyn Param]) -> Result<RowStream, Error> {
+    pub(super) async fn query_raw(
+        &self,
+        sql: &str,
+        values: &[&dyn Param],
+    ) -> Result<RowStream, Error> {
         self.driver.query_typed_raw(sql, typed(values)).await
     }
 

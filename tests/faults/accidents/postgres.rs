@@ -307,7 +307,7 @@ fn outage(case: &mut Case) {
     let lines: Vec<_> = log
         .lines()
         .skip(before)
-        .filter(|line| !line.contains("plantstore::request"))
+        .filter(|line| !line.contains("plantstore::access_log"))
         .collect();
     let is_short = (2..=6).contains(&lines.len());
     case.expect(

@@ -1,5 +1,5 @@
-//! The stream below hyper, which does what hyper leaves out: deadlines for a silent peer, bodies
-//! for the refusals that hyper answers by itself, and a close that does not lose the last answer.
+//! The stream below hyper. It adds what hyper lacks: timeouts for silent clients, bodies for the 4xx responses that hyper
+//! sends by itself, and a close that does not lose the last response.
 
 use std::io;
 use std::pin::Pin;
@@ -11,31 +11,29 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::http::access_log::{REQUEST_ID, log_rejection};
 use crate::http::error::{ApiError, Kind};
-use crate::http::request_log::{Line, REQUEST_ID, log_line, new_request_id};
-use crate::metrics::Answers;
+use crate::metrics::HttpMetrics;
 
-/// How long a peer that is still sending after the last answer is listened to: until it has been
-/// silent for so long, and in all.
+/// How long the stream reads on after the last response: until the client has sent nothing for this long, and in total.
 const LINGER_SILENCE: Duration = Duration::from_millis(500);
 const LINGER_MAX: Duration = Duration::from_secs(10);
 
-/// While the server drains: how long a head may take from its first byte, and a peer that is still sending is listened to.
-const DRAIN_HEAD_MAX: Duration = Duration::from_millis(500);
+/// While the server drains: the timeout for headers that have started to arrive, and the total above.
+const DRAIN_HEADERS_MAX: Duration = Duration::from_millis(500);
 const DRAIN_LINGER_MAX: Duration = Duration::from_secs(1);
 
-/// How long a silent peer is waited for.
 #[derive(Debug, Clone, Copy)]
-pub struct Deadlines {
-    /// For a whole head, from its first byte or from the start of the connection.
-    pub header: Duration,
-    /// For the next request, and for the peer to take more of an answer.
+pub struct Timeouts {
+    /// For the request line and headers, from their first byte or from the start of the connection.
+    pub headers: Duration,
+    /// For the next request, and for the client to receive more of a response.
     pub idle: Duration,
 }
 
-/// What a connection is at, and since when; told to the stream by whoever calls the router.
+/// The phase of a connection, which `connection.rs` sets and the stream reads.
 #[derive(Clone)]
-pub struct Progress(Arc<Mutex<State>>);
+pub(super) struct Progress(Arc<Mutex<State>>);
 
 #[derive(Clone, Copy)]
 struct State {
@@ -46,19 +44,18 @@ struct State {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    ReadingHead,
-    /// The head is complete; the body has deadlines of its own.
-    Answering,
-    /// The answer is ready to be sent. The first bytes of a head that came along with the request
-    /// before are with hyper, out of our sight: such a head has the idle time.
+    ReadingHeaders,
+    /// The headers are complete; the body has timeouts of its own.
+    Responding,
+    /// The response is ready to be sent. If the first bytes of the next request came along with the previous one, hyper
+    /// has them and the stream does not see them: such a request has the idle timeout.
     Idle,
 }
 
-/// A connection that was just accepted.
 impl Default for Progress {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(State {
-            phase: Phase::ReadingHead,
+            phase: Phase::ReadingHeaders,
             since: Instant::now(),
             is_draining: false,
         })))
@@ -66,21 +63,19 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// A head is complete.
-    pub fn answering(&self) {
-        self.set(Phase::Answering);
+    pub(super) fn headers_read(&self) {
+        self.set(Phase::Responding);
     }
 
-    /// The answer is ready.
-    pub fn answered(&self) {
+    pub(super) fn responded(&self) {
         self.set(Phase::Idle);
     }
 
-    /// The server wants the connection back. True if a head is arriving, or was never sent.
-    pub fn drain(&self) -> bool {
+    /// Shortens the timeouts. True if headers are arriving, or no request was sent yet.
+    pub(super) fn drain(&self) -> bool {
         let mut state = self.lock();
         state.is_draining = true;
-        state.phase == Phase::ReadingHead
+        state.phase == Phase::ReadingHeaders
     }
 
     fn set(&self, phase: Phase) {
@@ -98,54 +93,53 @@ impl Progress {
     }
 }
 
-/// A TCP stream with deadlines and manners.
-pub struct Stream {
+pub(super) struct Stream {
     tcp: TcpStream,
-    deadlines: Deadlines,
+    timeouts: Timeouts,
     progress: Progress,
-    answers: Arc<Answers>,
-    /// Since when the peer has taken nothing of what there is to write.
+    metrics: Arc<HttpMetrics>,
+    /// Since when the client has received nothing of what is to be written.
     stalled_since: Option<Instant>,
-    /// Wakes up at a deadline or before it. It is moved when it fires, not with every request.
+    /// Fires at the deadline or before it: it is reset when it fires, not with every request.
     alarm: Pin<Box<Sleep>>,
-    /// Whether the peer has ever said anything.
-    heard: bool,
-    /// What is written in place of a refusal without a body, as far as it is not written yet.
+    has_received: bool,
+    /// The unwritten rest of the response that replaces one of hyper's without a body.
     substitute: Vec<u8>,
-    /// Set once no more is written: since when, and when the peer has been silent for long enough.
+    /// Set after the last response: since when, and when the client will have been silent for long enough.
     linger: Option<(Instant, Instant)>,
 }
 
 impl Stream {
-    /// Guards a stream that was just accepted.
-    pub fn new(
+    pub(super) fn new(
         tcp: TcpStream,
-        deadlines: Deadlines,
+        timeouts: Timeouts,
         progress: Progress,
-        answers: Arc<Answers>,
+        metrics: Arc<HttpMetrics>,
     ) -> Self {
         Self {
             tcp,
-            deadlines,
+            timeouts,
             progress,
-            answers,
+            metrics,
             stalled_since: None,
-            alarm: Box::pin(sleep(deadlines.header)),
-            heard: false,
+            alarm: Box::pin(sleep(timeouts.headers)),
+            has_received: false,
             substitute: Vec::new(),
             linger: None,
         }
     }
 
-    /// Ready when the peer has been silent for too long, though it was its turn.
+    /// Ready if the client has been silent for too long while the server waits for it.
     fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let state = self.progress.get();
         let max = match state.phase {
             _ if self.stalled_since.is_some() => return Poll::Pending,
-            Phase::ReadingHead if state.is_draining => self.deadlines.header.min(DRAIN_HEAD_MAX),
-            Phase::ReadingHead => self.deadlines.header,
-            Phase::Idle => self.deadlines.idle,
-            Phase::Answering => return Poll::Pending,
+            Phase::ReadingHeaders if state.is_draining => {
+                self.timeouts.headers.min(DRAIN_HEADERS_MAX)
+            }
+            Phase::ReadingHeaders => self.timeouts.headers,
+            Phase::Idle => self.timeouts.idle,
+            Phase::Responding => return Poll::Pending,
         };
         let deadline = state.since + max;
         self.poll_alarm(cx, deadline)
@@ -168,12 +162,12 @@ impl Stream {
         let polled = Pin::new(&mut self.tcp).poll_write(cx, bytes);
         if polled.is_ready() {
             if self.stalled_since.take().is_some() && self.progress.get().phase == Phase::Idle {
-                self.progress.set(Phase::Idle); // it takes its time, but it takes its answer
+                self.progress.set(Phase::Idle); // slow, but still receiving
             }
             return polled;
         }
         let since = *self.stalled_since.get_or_insert_with(Instant::now);
-        self.poll_alarm(cx, since + self.deadlines.idle)
+        self.poll_alarm(cx, since + self.timeouts.idle)
             .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
@@ -197,21 +191,20 @@ impl AsyncRead for Stream {
         let before = buf.filled().len();
         if Pin::new(&mut self.tcp).poll_read(cx, buf)?.is_ready() {
             if buf.filled().len() > before {
-                self.heard = true;
+                self.has_received = true;
                 if self.progress.get().phase == Phase::Idle {
-                    self.progress.set(Phase::ReadingHead);
+                    self.progress.set(Phase::ReadingHeaders);
                 }
             }
             return Poll::Ready(Ok(()));
         }
         let error = ready!(self.poll_silence(cx));
-        let in_a_head = self.progress.get().phase == Phase::ReadingHead && self.heard;
-        // The peer is slow, so it is not waited for; and an answer that it has not taken yet must not
-        // be followed by another.
-        if in_a_head && self.stalled_since.is_none() {
+        let in_headers = self.progress.get().phase == Phase::ReadingHeaders && self.has_received;
+        // One attempt, because the client is slow; and only after all of the previous response was written.
+        if in_headers && self.stalled_since.is_none() {
             let message = "The request line and headers did not arrive in time; send them again.";
-            let refusal = logged_refusal(&ApiError::new(Kind::TooSlow, message), &self.answers);
-            let _ = self.tcp.try_write(&refusal);
+            let response = rejection(&ApiError::new(Kind::TooSlow, message), &self.metrics);
+            let _ = self.tcp.try_write(&response);
         }
         Poll::Ready(Err(error))
     }
@@ -224,12 +217,12 @@ impl AsyncWrite for Stream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_write_substitute(cx))?;
-        match hypers_own_refusal(bytes) {
+        match hyper_rejection(bytes) {
             Some((0, error)) => {
-                self.substitute = logged_refusal(&error, &self.answers);
+                self.substitute = rejection(&error, &self.metrics);
                 Poll::Ready(Ok(bytes.len()))
             }
-            // First what stands before it; hyper then comes back with the refusal alone.
+            // The bytes before it first; hyper then calls again with the rest.
             Some((start, _)) => self.poll_write_some(cx, &bytes[..start]),
             None => self.poll_write_some(cx, bytes),
         }
@@ -240,8 +233,8 @@ impl AsyncWrite for Stream {
         Pin::new(&mut self.tcp).poll_flush(cx)
     }
 
-    /// Says that there is no more to come, and then hears the peer out for a moment. A socket that
-    /// is closed with unread bytes resets the connection, which can overtake the answer.
+    /// Closes the sending side, then reads on for a while (a lingering close): closing a socket with unread bytes resets
+    /// the connection, and the reset can overtake the response.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_substitute(cx))?;
         if self.linger.is_none() {
@@ -268,15 +261,13 @@ impl AsyncWrite for Stream {
         Poll::Ready(Ok(()))
     }
 
-    // `is_write_vectored` stays false: hyper then hands over a whole answer in one piece, which is
-    // faster for small ones and lets `hypers_own_refusal` see it.
+    // `is_write_vectored` stays false: hyper then writes a whole response at once, which is faster for small ones and lets
+    // `hyper_rejection` see it.
 }
 
-/// What hyper refuses before there is a request, it answers with a head alone. Finds such a head
-/// at the end of what is to be written, and gives the error that should have been answered.
-///
-/// Every answer of ours ends with its body, or is an answer to HEAD and has a request id.
-fn hypers_own_refusal(bytes: &[u8]) -> Option<(usize, ApiError)> {
+/// Finds a response without a body at the end of `bytes`, which hyper sends when it cannot parse a request, and returns
+/// where it starts and the error to send instead. The service's own responses end with a body, or have a request id.
+fn hyper_rejection(bytes: &[u8]) -> Option<(usize, ApiError)> {
     const VERSION: &[u8] = b"HTTP/1.";
     if !bytes.ends_with(b"\r\n\r\n") {
         return None;
@@ -284,14 +275,14 @@ fn hypers_own_refusal(bytes: &[u8]) -> Option<(usize, ApiError)> {
     let start = bytes
         .windows(VERSION.len())
         .rposition(|window| window == VERSION)?;
-    let head = std::str::from_utf8(&bytes[start..]).ok()?;
-    let bodiless = head.contains("content-length: 0\r\n");
-    if !bodiless || head.contains(REQUEST_ID.as_str()) {
+    let headers = std::str::from_utf8(&bytes[start..]).ok()?;
+    let is_empty = headers.contains("content-length: 0\r\n");
+    if !is_empty || headers.contains(REQUEST_ID.as_str()) {
         return None;
     }
-    let error = match head.get(9..12) {
+    let error = match headers.get(9..12) {
         Some("431" | "414") => ApiError::new(
-            Kind::HeadTooLarge,
+            Kind::HeadersTooLarge,
             "The request line and headers are too large; send fewer or shorter ones.",
         ),
         _ => ApiError::new(
@@ -302,22 +293,11 @@ fn hypers_own_refusal(bytes: &[u8]) -> Option<(usize, ApiError)> {
     Some((start, error))
 }
 
-/// A whole answer, as bytes, for a request that never became one; its line in the log, and its place in the figures.
-fn logged_refusal(error: &ApiError, answers: &Answers) -> Vec<u8> {
-    let status = error.kind().status();
-    let request_id = new_request_id();
-    let line = Line {
-        status: status.as_u16(),
-        error: Some(error.kind().number()),
-        request_id: request_id.to_str().unwrap_or_default(),
-        ..Line::default()
-    };
-    answers.count_refusal(line.status, line.error);
-    log_line(&line);
-
-    let body = error.body();
+/// The bytes of a logged response to what could not be parsed as a request.
+fn rejection(error: &ApiError, metrics: &HttpMetrics) -> Vec<u8> {
+    let (status, body) = (error.kind().status(), error.body());
     let mut headers = error.headers();
-    headers.insert(REQUEST_ID, request_id);
+    headers.insert(REQUEST_ID, log_rejection(error, metrics));
     let mut bytes = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", body.len()).into_bytes();
     for (name, value) in &headers {
         for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {

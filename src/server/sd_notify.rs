@@ -1,5 +1,6 @@
-//! What systemd is told (`Type=notify`): ready once connections are taken, stopping once they are drained. Where nobody
-//! listens nothing is told, and a service manager that does not take it holds up nothing.
+//! systemd's notification protocol (`Type=notify`): ready once connections are accepted, stopping once the server drains.
+//! Nothing is sent without `NOTIFY_SOCKET`. The `sd-notify` crate sends without a timeout, so a service manager that hangs
+//! would block the start; this does not.
 
 use std::env;
 use std::ffi::OsStr;
@@ -9,42 +10,40 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{self, UnixDatagram};
 use std::time::Duration;
 
-/// How long systemd may take to take a message; it is as good as always there.
-const TIMEOUT: Duration = Duration::from_secs(1);
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What ending takes beside draining: the last commit and the log, with room.
-const END: Duration = Duration::from_secs(5);
+/// How long a shutdown takes after the drain timeout at most: the final commit and the log.
+const AFTER_DRAIN_MAX: Duration = Duration::from_secs(5);
 
-/// Connections are taken.
 pub(super) fn ready(address: SocketAddr) {
-    tell(&format!("READY=1\nSTATUS=Listening on {address}"));
+    notify(&format!("READY=1\nSTATUS=Listening on {address}"));
 }
 
-/// We end, and it takes this long at most. So that `TimeoutStopSec=` need not know of `--drain-timeout`.
+/// Extends the timeout of the unit, so that `TimeoutStopSec=` does not have to follow `--drain-timeout`.
 pub(super) fn stopping(drain_timeout: Duration) {
-    let timeout = drain_timeout.saturating_add(END).as_micros();
-    tell(&format!(
+    let timeout = drain_timeout.saturating_add(AFTER_DRAIN_MAX).as_micros();
+    notify(&format!(
         "STOPPING=1\nSTATUS=Draining\nEXTEND_TIMEOUT_USEC={timeout}"
     ));
 }
 
-fn tell(state: &str) {
+fn notify(state: &str) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET") else {
         return;
     };
     if let Err(error) = send(&socket, state) {
-        tracing::warn!(%error, "systemd was not told; see NOTIFY_SOCKET");
+        tracing::warn!(%error, "cannot notify systemd; see NOTIFY_SOCKET");
     }
 }
 
 fn send(name: &OsStr, state: &str) -> io::Result<()> {
     let socket = UnixDatagram::unbound()?;
-    socket.set_write_timeout(Some(TIMEOUT))?;
+    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
     socket.send_to_addr(state.as_bytes(), &address(name)?)?;
     Ok(())
 }
 
-/// A path, or with `@` a name that is no file.
+/// A path, or with `@` a name in the abstract namespace.
 fn address(name: &OsStr) -> io::Result<net::SocketAddr> {
     #[cfg(target_os = "linux")]
     if let Some(name) = name.as_bytes().strip_prefix(b"@") {

@@ -1,6 +1,5 @@
-//! The threads that serve connections: one for each core, each with a runtime of its own. A
-//! connection stays with one of them, and so in the caches of its core; with one runtime for all
-//! cores an add took a seventh more of the processor.
+//! The runtimes that serve connections: one single-threaded runtime per core. A connection stays on one of them, and so in
+//! the caches of one core; one runtime for all cores takes a seventh more CPU time per add.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -11,28 +10,28 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-/// All of them, each with something of its own to serve with. They end when this is dropped.
-pub struct Workers<T>(Vec<Worker<T>>);
+/// Each runtime has a value of its own, such as a router. The threads end when this is dropped.
+pub struct Runtimes<T>(Vec<Runtime<T>>);
 
-struct Worker<T> {
-    runtime: Handle,
-    own: T,
-    /// As many clones as it has connections.
+struct Runtime<T> {
+    handle: Handle,
+    value: T,
+    /// One clone per connection.
     connections: Arc<()>,
     _end: oneshot::Sender<()>,
 }
 
-impl<T: Clone> Workers<T> {
-    /// Starts one for each core, and makes in its runtime what it is to have.
-    pub fn start(make_own: impl Fn() -> T) -> anyhow::Result<Self> {
+impl<T: Clone> Runtimes<T> {
+    /// Starts one per core; `make_value` is called within each runtime.
+    pub fn start(make_value: impl Fn() -> T) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         (0..cores)
-            .map(|_| Worker::start(&make_own))
+            .map(|_| Runtime::start(&make_value))
             .collect::<Result<_, _>>()
             .map(Self)
     }
 
-    /// Gives a connection to the one that has the fewest. The task makes its stream there.
+    /// Serves a connection on the runtime that has the fewest.
     pub fn spawn<F>(
         &self,
         tasks: &mut JoinSet<()>,
@@ -42,44 +41,44 @@ impl<T: Clone> Workers<T> {
         F: Future<Output = ()> + Send,
         T: Send + 'static,
     {
-        let least = self
+        let least_loaded = self
             .0
             .iter()
-            .min_by_key(|worker| Arc::strong_count(&worker.connections));
-        let worker = least.expect("there is a core");
-        let (own, counted) = (worker.own.clone(), Arc::clone(&worker.connections));
+            .min_by_key(|runtime| Arc::strong_count(&runtime.connections));
+        let runtime = least_loaded.expect("there is a core");
+        let (value, counted) = (runtime.value.clone(), Arc::clone(&runtime.connections));
         let task = async move {
             match tokio::net::TcpStream::from_std(stream) {
-                Ok(stream) => serve(stream, own).await,
+                Ok(stream) => serve(stream, value).await,
                 Err(error) => tracing::warn!(%error, "cannot serve a connection"),
             }
             drop(counted);
         };
-        tasks.spawn_on(task, &worker.runtime);
+        tasks.spawn_on(task, &runtime.handle);
     }
 }
 
-impl<T> Worker<T> {
-    fn start(make_own: impl Fn() -> T) -> anyhow::Result<Self> {
+impl<T> Runtime<T> {
+    fn start(make_value: impl Fn() -> T) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start a runtime")?;
         let handle = runtime.handle().clone();
-        let own = {
-            let _here = handle.enter();
-            make_own()
+        let value = {
+            let _guard = handle.enter();
+            make_value()
         };
         let (end, ended) = oneshot::channel();
         thread::Builder::new()
-            .name("worker".to_owned())
+            .name("runtime".to_owned())
             .spawn(move || {
                 let _ = runtime.block_on(ended);
-                // A query that a stuck disk does not answer is not waited for.
+                // Do not wait for a query that is blocked by a stuck disk.
                 runtime.shutdown_background();
             })
             .context("cannot start a thread")?;
         Ok(Self {
-            runtime: handle,
-            own,
+            handle,
+            value,
             connections: Arc::new(()),
             _end: end,
         })

@@ -1,5 +1,5 @@
-//! The first run: a store without any token gets one named `first`, in a file beside the database,
-//! and a greeting with a command that works when pasted. The token itself goes to no log.
+//! The first start with a new SQLite store: creates a token named `first` in a file next to the database, and prints a
+//! command that uses it. The token itself is never logged.
 
 use std::fs::Permissions;
 use std::io::{self, Read, Write};
@@ -10,15 +10,14 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use crate::fs::{AtomicFile, Replace, open_existing};
+use crate::logging;
 use crate::store::{NewToken, Store};
-use crate::telemetry;
 use crate::token::Token;
 
-/// Far more than a token and a line end.
 const TOKEN_FILE_LEN_MAX: u64 = 1024;
 
-/// Makes the first token unless there is any token already; gives the file that holds it.
-pub(super) fn make_first_token(
+/// Creates the first token if there are no tokens, and returns the path of its file.
+pub(super) fn create_first_token(
     store: &mut Store,
     database: &Path,
 ) -> anyhow::Result<Option<PathBuf>> {
@@ -26,7 +25,7 @@ pub(super) fn make_first_token(
         return Ok(None);
     }
     let path = database.with_file_name("plantstore.token");
-    // The file comes first: a crash between the two leaves a file whose token is then used.
+    // The file comes first: after a crash in between, the next start uses the token of the file.
     let token = if let Some(token) = read_token(&path)? {
         token
     } else {
@@ -43,20 +42,20 @@ pub(super) fn make_first_token(
     Ok(Some(path))
 }
 
-/// Tells a person what to do next. It is not a log line, so that it can be pasted.
-pub(super) fn greet(token_path: &Path, address: SocketAddr) {
+/// Prints a command that adds a plant. Not a log line, so that it can be copied.
+pub(super) fn print_welcome(token_path: &Path, address: SocketAddr) {
     let path = token_path
         .canonicalize()
         .unwrap_or_else(|_| token_path.to_owned());
     let path = shell_quoted(&path.display().to_string());
-    let greeting = format!(
+    let welcome = format!(
         "\nThis is a new store. Its first token is in {path}. Add a plant:\n\n\
          curl http://{address}/plants -H \"Authorization: Bearer $(cat {path})\" \
          -H 'Content-Type: application/json' \
          -d '{{\"id\":1,\"name\":\"Monstera\",\"tag\":\"indoor\"}}'\n\n\
          or in a browser: http://{address}/docs\n\n"
     );
-    telemetry::say(greeting);
+    logging::write_stderr(welcome);
 }
 
 fn write_token(path: &Path, token: &Token) -> anyhow::Result<()> {
@@ -66,7 +65,7 @@ fn write_token(path: &Path, token: &Token) -> anyhow::Result<()> {
     Ok(file.persist()?)
 }
 
-/// A token that an earlier run has written, if there is one.
+/// The token that an earlier start has written.
 fn read_token(path: &Path) -> anyhow::Result<Option<Token>> {
     let cannot_read = || format!("cannot read {}", path.display());
     let file = match open_existing(path, false) {

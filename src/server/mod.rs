@@ -1,11 +1,10 @@
-//! Assemble, serve, drain: the only wiring. Whatever ends the writer ends the process, and a
-//! process that was asked to end answers what it has accepted first.
+//! Startup, serving, drain: all modules are wired here. If a writer thread ends, the process ends; on SIGTERM or SIGINT it
+//! completes the requests that it has accepted first.
 
-mod connections;
-mod first_run;
-mod open_files;
-mod systemd;
-mod workers;
+mod bootstrap;
+mod listener;
+mod runtimes;
+mod sd_notify;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -17,51 +16,57 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
+use crate::auth::TokenCache;
 use crate::config::{OpsListen, Settings};
+use crate::http::connection::Draining;
 use crate::http::error::Kind;
-use crate::http::stream::Deadlines;
-use crate::http::{self, BodyLimits, Draining, Tokens};
+use crate::http::timeouts::Timeouts;
+use crate::http::{self, AppState, BodyLimits};
 use crate::metrics::Metrics;
 use crate::ops::{Limits, Ops};
 use crate::store::{Location, Mode, Store};
 use crate::version::VERSION;
 use crate::writer::{Writer, WriterThreads};
 
-use connections::Connections;
-pub use workers::Workers;
+use listener::Connections;
+pub use runtimes::Runtimes;
 
-/// How long the answers to those who wait may take once the store has failed.
-const FAILED_DRAIN_TIMEOUT: Duration = Duration::from_millis(700);
+/// How long the responses may take after a fatal error of the store.
+const FATAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// How long the writer has for what it holds when the time for draining is over.
-const LAST_COMMIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The least time for the final commit, when the drain timeout is over.
+const FINAL_COMMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Connections that the kernel keeps for us until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 1024;
 
-/// Runs the service until it is asked to end, or until its store fails.
-pub async fn run(settings: &Settings) -> anyhow::Result<()> {
-    let mut asked_to_end = Signals::new()?;
+const FATAL: &str = "the server stopped because its store cannot be used any more";
+const STUCK: &str =
+    "the final commit timed out; unacknowledged plants may not be stored; check the disk";
+
+/// Runs the service until a signal ends it or its store fails.
+pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
     let settings = &Settings {
-        max_connections: open_files::max_connections(settings)?,
+        max_connections: listener::max_connections(settings)?,
         ..settings.clone()
     };
 
-    // The ports are claimed first, so that nothing is made when one is taken; but nobody can connect
-    // to the public one before the store is ready.
+    // Both ports are bound first, so that nothing is created if one is in use; the public one listens only when the store
+    // is ready.
     let socket = bind(settings.listen, "--listen")?;
     let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
-    let (ops, ops_address) = let_watch(settings, Arc::clone(&metrics))?;
-    let Opened {
-        stores,
-        reader,
+    let (ops, ops_address) = start_ops(settings, Arc::clone(&metrics))?;
+    let Stores {
+        writers,
+        tokens,
         first_token,
     } = {
         let settings = settings.clone();
-        tokio::task::spawn_blocking(move || open(&settings)).await??
+        tokio::task::spawn_blocking(move || open_stores(&settings)).await??
     };
     let (writer, writer_threads) = Writer::spawn(
-        stores,
+        writers,
         settings.max_queue,
         settings.store_timeout,
         Arc::clone(&metrics),
@@ -70,7 +75,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let listener = socket
         .listen(BACKLOG)
         .with_context(|| cannot_listen(settings.listen, "--listen"))?;
-    ops.serving(writer.pulse());
+    ops.set_serving(writer.health_check());
     let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(
         version = VERSION,
@@ -80,92 +85,96 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         "listening"
     );
     if let Some(token_path) = first_token {
-        first_run::greet(&token_path, reachable(address));
+        bootstrap::print_welcome(&token_path, reachable(address));
     }
 
     let draining = Draining::default();
-    let connections = connections(settings, writer, reader, draining.clone(), metrics)?;
-    let begin_to_end = move || {
-        draining.begin();
-        ops.draining();
+    let connections = connections(settings, writer, tokens, draining.clone(), metrics)?;
+    let start_draining = move || {
+        draining.start();
+        ops.set_draining();
     };
-    systemd::ready(address);
-    let ended = serve(
+    sd_notify::ready(address);
+    let result = serve(
         listener,
         connections,
-        begin_to_end,
+        start_draining,
         writer_threads,
-        &mut asked_to_end,
+        &mut signals,
         settings.drain_timeout,
     )
     .await;
     http::log_suppressed();
-    ended
+    result
 }
 
-/// Whatever is between a connection and the writer.
 fn connections(
     settings: &Settings,
     writer: Writer,
-    reader: Store,
+    token_store: Store,
     draining: Draining,
     metrics: Arc<Metrics>,
 ) -> anyhow::Result<Connections> {
-    let for_tokens = Arc::clone(&metrics);
-    let tokens = Tokens::new(reader, writer.clone(), for_tokens, settings.store_timeout);
+    let tokens = TokenCache::new(
+        token_store,
+        writer.clone(),
+        Arc::clone(&metrics),
+        settings.store_timeout,
+    );
     let body_limits = BodyLimits {
         bytes_max: settings.body.max_body_bytes,
         timeout: settings.body_timeout,
     };
-    let workers = Workers::start(|| {
-        let answers = metrics.answers_of_a_worker();
-        let router = http::router(http::Parts {
+    let runtimes = Runtimes::start(|| {
+        let http_metrics = metrics.for_runtime();
+        let router = http::router(AppState {
             writer: writer.for_this_runtime(),
             tokens: tokens.clone(),
-            answers: Arc::clone(&answers),
+            metrics: Arc::clone(&http_metrics),
             body_limits,
             draining: draining.clone(),
         });
-        (router, answers)
+        (router, http_metrics)
     })?;
-    drop((writer, tokens)); // the last of them ends the writer
-    let deadlines = Deadlines {
-        header: settings.header_timeout,
+    drop((writer, tokens)); // the runtimes have clones; when they end, the writer ends
+    let timeouts = Timeouts {
+        headers: settings.header_timeout,
         idle: settings.idle_timeout,
     };
     Ok(Connections::new(
-        workers,
-        deadlines,
+        runtimes,
+        timeouts,
         draining,
         metrics,
         settings.max_connections,
     ))
 }
 
-/// The store, as often as it is needed.
-struct Opened {
-    stores: Vec<Store>,
-    /// For the tokens.
-    reader: Store,
+/// The connections to the store.
+struct Stores {
+    /// One per writer thread.
+    writers: Vec<Store>,
+    /// For reading tokens.
+    tokens: Store,
     first_token: Option<PathBuf>,
 }
 
-fn open(settings: &Settings) -> anyhow::Result<Opened> {
+fn open_stores(settings: &Settings) -> anyhow::Result<Stores> {
     let location = &settings.store.store;
-    // The store gives up a little before the request does, so that the client gets its reason.
+    // Shorter than the timeout of the request, so that the client gets the store's reason.
     let timeout = settings.store_timeout * 7 / 8;
-    let mut stores = Store::open_writers(location, settings.store_connections, timeout)?;
-    for store in &mut stores {
+    let mut writers = Store::open_writers(location, settings.store_connections, timeout)?;
+    for store in &mut writers {
         store.limit_wal(settings.wal.max_wal_bytes);
     }
-    let first_token = match (location, &mut stores[..]) {
-        (Location::Sqlite(path), [store, ..]) => first_run::make_first_token(store, path)?,
-        // Others use it too, and perhaps it cannot be reached yet.
+    let first_token = match (location, &mut writers[..]) {
+        (Location::Sqlite(path), [store, ..]) => bootstrap::create_first_token(store, path)?,
+        // Other nodes may use a PostgreSQL database too, and it may be unavailable now.
         _ => None,
     };
-    Ok(Opened {
-        stores,
-        reader: Store::open(location, Mode::ServeTokens { timeout })?,
+    Ok(Stores {
+        writers,
+        tokens: Store::open(location, Mode::ServeTokens { timeout })?,
         first_token,
     })
 }
@@ -173,47 +182,44 @@ fn open(settings: &Settings) -> anyhow::Result<Opened> {
 async fn serve(
     listener: TcpListener,
     mut connections: Connections,
-    begin_to_end: impl Fn(),
+    start_draining: impl Fn(),
     mut writer_threads: WriterThreads,
-    asked_to_end: &mut Signals,
+    signals: &mut Signals,
     drain_timeout: Duration,
 ) -> anyhow::Result<()> {
     tokio::select! {
         () = connections.accept_from(&listener) => {}
-        () = asked_to_end.next() => {}
+        () = signals.next() => {}
         ended = writer_threads.ended() => {
-            begin_to_end();
+            start_draining();
             drop(listener);
-            connections.finish(Instant::now() + FAILED_DRAIN_TIMEOUT).await;
-            return ended.context(FAILED);
+            connections.close(Instant::now() + FATAL_DRAIN_TIMEOUT).await;
+            return ended.context(FATAL);
         }
     }
     tracing::info!("draining");
-    systemd::stopping(drain_timeout);
-    begin_to_end();
+    sd_notify::stopping(drain_timeout);
+    start_draining();
     let deadline = Instant::now() + drain_timeout;
-    connections.accept_waiting(listener);
+    connections.accept_backlog(listener);
     tokio::select! {
         () = connections.drain(deadline) => {}
-        () = asked_to_end.next() => tracing::warn!("asked again: connections are cut"),
-        ended = writer_threads.ended() => return ended.context(FAILED),
+        () = signals.next() => tracing::warn!("second signal: open connections are closed"),
+        ended = writer_threads.ended() => return ended.context(FATAL),
     }
-    // Nobody can reach the writer any more, so it commits what it holds and ends.
+    // This drops the last `Writer`: the threads commit what is queued and end.
     drop(connections);
-    let deadline = deadline.max(Instant::now() + LAST_COMMIT_TIMEOUT);
+    let deadline = deadline.max(Instant::now() + FINAL_COMMIT_TIMEOUT);
     tokio::select! {
-        ended = writer_threads.ended() => ended.context(FAILED)?,
+        ended = writer_threads.ended() => ended.context(FATAL)?,
         () = sleep_until(deadline) => anyhow::bail!(STUCK),
-        () = asked_to_end.next() => anyhow::bail!(STUCK),
+        () = signals.next() => anyhow::bail!(STUCK),
     }
-    tracing::info!("ended");
+    tracing::info!("stopped");
     Ok(())
 }
 
-const FAILED: &str = "the server stopped because its store cannot be used any more";
-const STUCK: &str = "the disk did not take in time what had not been acknowledged; look at it";
-
-/// SIGTERM and ctrl-c.
+/// SIGTERM and SIGINT.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -235,21 +241,21 @@ impl Signals {
     }
 }
 
-/// Opens the private listener, if there is to be one. It ends with the process.
-fn let_watch(
+/// Starts the private listener, if it is configured.
+fn start_ops(
     settings: &Settings,
     metrics: Arc<Metrics>,
 ) -> anyhow::Result<(Ops, Option<SocketAddr>)> {
     let limits = Limits {
         connections: settings.max_connections,
-        queue: settings.max_queue,
+        queue_len: settings.max_queue,
         wal_bytes: settings.wal.max_wal_bytes,
     };
     let ops = Ops::new(metrics, settings.store.store.clone(), limits);
     let OpsListen::On(address) = settings.ops_listen else {
         return Ok((ops, None));
     };
-    // Before they listen, two sockets may have one address.
+    // Checked here, because two sockets may be bound to one address as long as neither listens.
     anyhow::ensure!(
         address != settings.listen || address.port() == 0,
         "--listen and --ops-listen are both {address}; choose another --ops-listen"
@@ -273,7 +279,7 @@ fn bind(address: SocketAddr, setting: &str) -> anyhow::Result<TcpSocket> {
     };
     socket
         .and_then(|socket| {
-            socket.set_reuseaddr(true)?; // a restart need not wait for old connections to time out
+            socket.set_reuseaddr(true)?; // a restart does not wait for old connections to time out
             socket.bind(address)?;
             Ok(socket)
         })

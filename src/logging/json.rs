@@ -1,5 +1,5 @@
-//! An event as one line of JSON. The formatter that comes with tracing-subscriber takes nearly
-//! three times as long for it, and every request has such a line.
+//! Log events as JSON lines. Written here because the JSON formatter of tracing-subscriber takes nearly three times as
+//! long, for a line per request, and does not escape characters that a terminal acts on.
 
 use std::fmt::{self, Debug, Write};
 
@@ -10,12 +10,12 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::telemetry::is_unprintable;
+use crate::logging::is_unprintable;
 
-/// `{"timestamp":…,"level":…,"target":…,` and the fields of the event as they are.
-pub(super) struct JsonLines;
+/// `{"timestamp":…,"level":…,"target":…,"message":…` and the other fields of the event.
+pub(super) struct Json;
 
-impl<S, N> FormatEvent<S, N> for JsonLines
+impl<S, N> FormatEvent<S, N> for Json
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -53,7 +53,7 @@ impl Fields<'_, '_> {
         if self.result.is_ok() {
             self.result = self.writer.write_char(',');
         }
-        // The name of a field is an identifier of ours.
+        // Field names are identifiers and need no escaping.
         if self.result.is_ok() {
             self.result = write!(self.writer, "\"{}\":", field.name());
         }
@@ -85,7 +85,7 @@ impl Visit for Fields<'_, '_> {
     }
 }
 
-/// A JSON string that can be printed as it is: what a terminal or a viewer would act on is escaped.
+/// A JSON string in which characters that a terminal or a viewer would act on are escaped.
 fn write_string(writer: &mut impl Write, text: &str) -> fmt::Result {
     writer.write_char('"')?;
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_string_is_json_that_reads_back_the_same_and_prints_as_it_is() {
+    fn a_string_is_valid_json_without_unprintable_characters() {
         let mut text: String = ('\0'..='\u{a0}').collect();
         text += "\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\u{feff}Monstera シダ سرخس 👩\u{200d}🌾";
         for text in ["", "plain", "\"\\", &text] {

@@ -1,0 +1,196 @@
+//! The application log: readable lines on a terminal, JSON lines otherwise. A request only appends to a bounded buffer,
+//! which a thread writes to standard error, so a reader of the log that is slow or stuck does not slow down requests:
+//! lines that do not fit are dropped and counted. `tracing-appender` wakes its thread for every line, which cost a quarter
+//! of the throughput.
+
+mod json;
+mod line_limit;
+
+use std::io::{self, IsTerminal, Write};
+use std::panic;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use tracing_subscriber::filter::LevelFilter;
+
+use json::Json;
+pub(crate) use line_limit::{LineLimit, Suppressed};
+
+const BUFFER_BYTES_MAX: usize = 1 << 20;
+
+/// How long lines gather in the buffer before they are written together.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long the end of the process waits for standard error to take what is buffered.
+const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Flushes and ends the log when it is dropped.
+pub struct Guard {
+    buffer: Buffer,
+    flushed: Receiver<()>,
+}
+
+/// Starts logging to standard error.
+pub fn start(level: LevelFilter) -> Guard {
+    let buffer = Buffer::default();
+    let for_thread = buffer.clone();
+    let flushed = in_background(move || for_thread.flush_to(&mut io::stderr()));
+
+    let for_events = buffer.clone();
+    let format = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(move || for_events.clone());
+    if io::stderr().is_terminal() {
+        format.with_target(false).init();
+    } else {
+        format.event_format(Json).init();
+    }
+    panic::set_hook(Box::new(
+        |panic| tracing::error!(%panic, "a thread panicked"),
+    ));
+    Guard { buffer, flushed }
+}
+
+/// True for characters that a terminal or a viewer acts on instead of showing them: control characters, direction marks,
+/// line separators, and characters without a glyph. Joiners are not among them: scripts and emoji need them.
+pub(crate) fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+}
+
+/// Writes a message for the user to standard error, with a timeout.
+pub(crate) fn write_stderr(text: String) {
+    let written = in_background(move || {
+        let _ = io::stderr().write_all(text.as_bytes());
+    });
+    let _ = written.recv_timeout(FINAL_FLUSH_TIMEOUT);
+}
+
+/// Runs on a thread what may block forever. The channel receives a message when it is done.
+fn in_background(work: impl FnOnce() + Send + 'static) -> Receiver<()> {
+    let (done, is_done) = channel();
+    thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(move || {
+            work();
+            let _ = done.send(());
+        })
+        .expect("one more thread can be started");
+    is_done
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.buffer.lock().is_closed = true;
+        self.buffer.0.changed.notify_one();
+        let _ = self.flushed.recv_timeout(FINAL_FLUSH_TIMEOUT);
+    }
+}
+
+#[derive(Clone, Default)]
+struct Buffer(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    lines: Vec<u8>,
+    dropped: usize,
+    is_closed: bool,
+}
+
+impl Buffer {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flush_to(&self, output: &mut impl Write) {
+        let mut lines = Vec::new();
+        loop {
+            let is_idle = |state: &mut State| state.lines.is_empty() && !state.is_closed;
+            let state = self.0.changed.wait_while(self.lock(), is_idle);
+            let state = state.unwrap_or_else(PoisonError::into_inner);
+            let is_open = |state: &mut State| !state.is_closed;
+            let gathered = self
+                .0
+                .changed
+                .wait_timeout_while(state, FLUSH_INTERVAL, is_open);
+            let (mut state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
+            std::mem::swap(&mut lines, &mut state.lines);
+            let dropped = std::mem::take(&mut state.dropped);
+            let is_closed = state.is_closed;
+            drop(state);
+
+            // If standard error is closed, there is nowhere to report that.
+            let _ = output.write_all(&lines);
+            lines.clear();
+            if is_closed {
+                return;
+            }
+            if dropped > 0 {
+                tracing::warn!(
+                    dropped,
+                    "log lines were dropped because the log was not read in time"
+                );
+            }
+        }
+    }
+}
+
+/// The formatter writes each line with one call.
+impl Write for Buffer {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut state = self.lock();
+        if state.lines.len() + line.len() > BUFFER_BYTES_MAX {
+            state.dropped += 1;
+            return Ok(line.len());
+        }
+        let is_first = state.lines.is_empty();
+        state.lines.extend_from_slice(line);
+        drop(state);
+        if is_first {
+            self.0.changed.notify_one();
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_is_not_read_is_bounded_and_does_not_block() {
+        let buffer = Buffer::default();
+        for _ in 0..BUFFER_BYTES_MAX {
+            let mut writer = buffer.clone();
+            writer.write_all(b"{}\n").expect("writing never fails");
+        }
+        let state = buffer.lock();
+        assert!(state.lines.len() <= BUFFER_BYTES_MAX);
+        assert_eq!(state.lines.len() / 3 + state.dropped, BUFFER_BYTES_MAX);
+    }
+
+    #[test]
+    fn lines_that_were_logged_before_the_end_are_written() {
+        let buffer = Buffer::default();
+        let mut writer = buffer.clone();
+        writer.write_all(b"a line\n").expect("writing never fails");
+        buffer.lock().is_closed = true;
+        let mut output = Vec::new();
+        buffer.flush_to(&mut output);
+        assert_eq!(output, b"a line\n");
+    }
+}

@@ -1,0 +1,191 @@
+//! The public listener: accepts connections up to the limit, hands each to a runtime, and at the end drains them without
+//! losing a response. The limit is what the limit of open files leaves: connections must not use up the file descriptors
+//! that the store and the private listener need.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use axum::Router;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::config::Settings;
+use crate::http::connection::{self, Draining};
+use crate::http::timeouts::Timeouts;
+use crate::logging::LineLimit;
+use crate::metrics::{HttpMetrics, Metrics};
+use crate::ops;
+use crate::server::runtimes::Runtimes;
+use crate::store::Location;
+
+/// While draining, how long a client with an open connection may take to send one more request, whose response asks to
+/// close the connection. Closing at once could cross a request on its way.
+const LAST_REQUEST_GRACE: Duration = Duration::from_millis(500);
+
+const ACCEPT_RETRY: Duration = Duration::from_millis(20);
+static ACCEPT_ERRORS: LineLimit = LineLimit::new(1, Duration::from_secs(10));
+
+pub(super) struct Connections {
+    runtimes: Runtimes<(Router, Arc<HttpMetrics>)>,
+    timeouts: Timeouts,
+    draining: Draining,
+    metrics: Arc<Metrics>,
+    permits: Arc<Semaphore>,
+    tasks: JoinSet<()>,
+    stop: watch::Sender<()>,
+}
+
+impl Connections {
+    pub(super) fn new(
+        runtimes: Runtimes<(Router, Arc<HttpMetrics>)>,
+        timeouts: Timeouts,
+        draining: Draining,
+        metrics: Arc<Metrics>,
+        len_max: usize,
+    ) -> Self {
+        Self {
+            runtimes,
+            timeouts,
+            draining,
+            metrics,
+            permits: Arc::new(Semaphore::new(len_max)),
+            tasks: JoinSet::new(),
+            stop: watch::Sender::new(()),
+        }
+    }
+
+    /// Accepts connections until it is dropped. At the limit, further ones wait in the backlog.
+    pub(super) async fn accept_from(&mut self, listener: &TcpListener) {
+        loop {
+            let permit = Arc::clone(&self.permits).acquire_owned().await;
+            let permit = permit.expect("the semaphore is never closed");
+            let accepted = listener.accept().await;
+            match accepted.and_then(|(stream, _)| stream.into_std()) {
+                Ok(stream) => self.spawn(stream, permit),
+                // The client has disconnected already, or there are no file descriptors left.
+                Err(error) => {
+                    if ACCEPT_ERRORS.admit(Instant::now().into_std()).is_ok() {
+                        tracing::warn!(%error, "cannot accept a connection");
+                    }
+                    sleep(ACCEPT_RETRY).await;
+                }
+            }
+            while self.tasks.try_join_next().is_some() {}
+        }
+    }
+
+    /// Closes the listener, after accepting the connections in its backlog up to the limit.
+    pub(super) fn accept_backlog(&mut self, listener: TcpListener) {
+        // Without the runtime, which may not have been notified of the latest connections yet.
+        let Ok(listener) = listener.into_std() else {
+            return;
+        };
+        while let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned()
+            && let Ok((stream, _)) = listener.accept()
+            && stream.set_nonblocking(true).is_ok()
+        {
+            self.spawn(stream, permit);
+        }
+    }
+
+    fn spawn(&mut self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+        // Responses are written whole, so Nagle's algorithm would only delay them.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let timeouts = self.timeouts;
+        let (draining, stop) = (self.draining.clone(), self.stop.subscribe());
+        let open = self.metrics.connection();
+        self.runtimes
+            .spawn(&mut self.tasks, stream, async move |stream, service| {
+                connection::serve(stream, service, timeouts, draining, stop).await;
+                drop((permit, open));
+            });
+    }
+
+    /// Lets clients send a last request, then closes idle connections and waits for the others.
+    pub(super) async fn drain(&mut self, deadline: Instant) {
+        let grace = deadline.min(Instant::now() + LAST_REQUEST_GRACE);
+        if timeout_at(grace, self.all_closed()).await.is_err() {
+            self.close(deadline).await;
+        }
+    }
+
+    /// Closes idle connections and waits for the others.
+    pub(super) async fn close(&mut self, deadline: Instant) {
+        self.stop.send_replace(());
+        if timeout_at(deadline, self.all_closed()).await.is_err() {
+            tracing::warn!(
+                connections = self.tasks.len(),
+                "the drain timeout is over; open connections are closed"
+            );
+        }
+    }
+
+    async fn all_closed(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// File descriptors for standard streams, listeners, database files (each several times), `/proc`, and what libraries
+/// open.
+const BASE_FDS: usize = 48;
+
+/// Two for epoll, one to wake it, one for signals.
+const FDS_PER_RUNTIME: usize = 4;
+
+/// A runtime, and the sockets of an old and a new connection.
+const FDS_PER_DATABASE_CONNECTION: usize = FDS_PER_RUNTIME + 4;
+
+/// The configured limit of connections, or less if the limit of open files does not allow it. An error if it allows none.
+pub(super) fn max_connections(settings: &Settings) -> anyhow::Result<usize> {
+    let configured = settings.max_connections;
+    let Some(limit) = raised_fd_limit() else {
+        return Ok(configured);
+    };
+    let reserve = reserved_fds(settings);
+    let room = limit.saturating_sub(reserve);
+    anyhow::ensure!(
+        room > 0,
+        "the limit of open files is {limit}, and the server needs more than {reserve}; \
+         raise it (`ulimit -n`, or LimitNOFILE= of a systemd unit)"
+    );
+    if configured > room {
+        tracing::warn!(
+            max_connections = room,
+            "--max-connections is {configured}, but the limit of open files is {limit}, which leaves room for {room}; \
+             raise that limit (`ulimit -n`, or LimitNOFILE= of a systemd unit), or lower --max-connections"
+        );
+    }
+    Ok(configured.min(room))
+}
+
+/// File descriptors for everything but connections to the public listener.
+fn reserved_fds(settings: &Settings) -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let database_connections = match settings.store.store {
+        Location::Sqlite(_) => 0,
+        Location::Postgres(_) => settings.store_connections + 1,
+    };
+    // The main thread and that of the private listener have a runtime too.
+    BASE_FDS
+        + ops::CONNECTIONS_MAX
+        + (cores + 2) * FDS_PER_RUNTIME
+        + database_connections * FDS_PER_DATABASE_CONNECTION
+}
+
+/// The limit of open files, after raising the soft to the hard limit. None if there is no limit.
+fn raised_fd_limit() -> Option<usize> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "cannot raise the limit of open files");
+    }
+    let limit = getrlimit(Resource::Nofile).current?;
+    Some(usize::try_from(limit).unwrap_or(usize::MAX))
+}

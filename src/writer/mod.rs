@@ -1,0 +1,307 @@
+//! Group commit. Requests put plants into a bounded queue; writer threads, one per connection to the store, take what is
+//! queued as a batch and commit it. While one batch is being committed the next one gathers, and a request gets its reply
+//! only after the commit that contains its plant.
+
+mod batch;
+mod health;
+mod queue;
+mod reply;
+
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+
+use crate::metrics::{Adds, Counter, Metrics};
+use crate::plant::{NewPlant, Plant};
+use crate::store::{Addition, Store, StoreError, TokenId};
+use crate::writer::batch::{Batch, InFlight};
+use crate::writer::health::Health;
+use crate::writer::queue::{Job, Queue, WakeUp, watch};
+use crate::writer::reply::ReplyDispatcher;
+
+pub(crate) use health::{HealthCheck, Unavailable};
+
+/// The handle through which requests write to the store. When the last clone is dropped, the threads commit what is queued
+/// and end.
+#[derive(Clone)]
+pub struct Writer {
+    jobs: mpsc::Sender<Job>,
+    wake_up: Arc<WakeUp>,
+    replies: ReplyDispatcher,
+    queue: Weak<Queue>,
+    health: Arc<Health>,
+    metrics: Arc<Metrics>,
+}
+
+/// The threads behind a `Writer`.
+pub struct WriterThreads {
+    running: usize,
+    ended: mpsc::Receiver<thread::Result<Result<(), StoreError>>>,
+}
+
+/// Why a plant was not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AddError {
+    #[error("the id belongs to a different plant")]
+    Conflict,
+    /// Nothing was stored: the queue is full, or the store is in use by others.
+    #[error("the store is busy")]
+    Busy,
+    /// Nothing was stored: the store cannot be reached, or rejects the write.
+    #[error("the store cannot be reached or used")]
+    Unavailable,
+    /// Nothing was stored: no space left.
+    #[error("the store is full")]
+    Full,
+    /// The plant may or may not be stored.
+    #[error("the store did not confirm a write, which may or may not be stored")]
+    Unknown,
+    #[error("the stored plant is damaged")]
+    Damaged,
+}
+
+impl AddError {
+    pub(crate) fn counter(self, adds: &Adds) -> &Counter {
+        match self {
+            Self::Conflict => &adds.conflict,
+            Self::Busy => &adds.busy,
+            Self::Unavailable => &adds.unavailable,
+            Self::Full => &adds.full,
+            Self::Unknown => &adds.unknown,
+            Self::Damaged => &adds.damaged,
+        }
+    }
+}
+
+impl From<&StoreError> for AddError {
+    fn from(error: &StoreError) -> Self {
+        match error {
+            StoreError::Busy(_) => Self::Busy,
+            StoreError::Unavailable(_) | StoreError::Unusable(_) => Self::Unavailable,
+            StoreError::Full(_) => Self::Full,
+            StoreError::Unknown(_) | StoreError::Fatal(_) => Self::Unknown,
+            StoreError::Damaged(_) => Self::Damaged,
+        }
+    }
+}
+
+impl Writer {
+    /// Starts one thread per store connection. The watch for stuck commits and the health checks run on the current
+    /// runtime.
+    pub fn spawn(
+        stores: Vec<Store>,
+        queue_len_max: usize,
+        reply_timeout: Duration,
+        metrics: Arc<Metrics>,
+    ) -> (Self, WriterThreads) {
+        let health = Arc::new(Health::default());
+        let bodies = stores.into_iter().map(|mut store| {
+            let (health, metrics) = (Arc::clone(&health), Arc::clone(&metrics));
+            move |queue: &Queue, in_flight: &InFlight| {
+                let result = run(queue, in_flight, &mut store, &health, &metrics);
+                if result.is_err() {
+                    // Closing the store syncs again, which after a failed fsync may report success.
+                    std::mem::forget(store);
+                }
+                result
+            }
+        });
+        let bodies = bodies.collect();
+        Self::spawn_with(queue_len_max, reply_timeout, health, metrics, bodies)
+    }
+
+    fn spawn_with<F>(
+        queue_len_max: usize,
+        reply_timeout: Duration,
+        health: Arc<Health>,
+        metrics: Arc<Metrics>,
+        bodies: Vec<F>,
+    ) -> (Self, WriterThreads)
+    where
+        F: FnOnce(&Queue, &InFlight) -> Result<(), StoreError> + Send + 'static,
+    {
+        let running = bodies.len();
+        let (jobs, queue) = Queue::new(queue_len_max, running);
+        let queue = Arc::new(queue);
+        tokio::spawn(watch(
+            Arc::downgrade(&queue),
+            reply_timeout,
+            Arc::clone(&metrics),
+        ));
+        let writer = Self {
+            jobs,
+            wake_up: Arc::clone(&queue.wake_up),
+            replies: ReplyDispatcher::start(),
+            queue: Arc::downgrade(&queue),
+            health,
+            metrics,
+        };
+        let (end, ended) = mpsc::channel(running);
+        for (number, body) in bodies.into_iter().enumerate() {
+            let (queue, end) = (Arc::clone(&queue), end.clone());
+            let work = move || {
+                let body = AssertUnwindSafe(|| body(&queue, &queue.in_flight[number]));
+                let result = panic::catch_unwind(body);
+                drop(queue); // requests that wait get their replies before the end is reported
+                let _ = end.try_send(result);
+            };
+            thread::Builder::new()
+                .name("writer".to_owned())
+                .spawn(work)
+                .expect("a process that has just started can start a thread");
+        }
+        tokio::spawn(writer.health_check().run(reply_timeout));
+        (writer, WriterThreads { running, ended })
+    }
+
+    /// The same writer, with replies that are dispatched on the current runtime.
+    #[must_use]
+    pub fn for_this_runtime(&self) -> Self {
+        Self {
+            replies: ReplyDispatcher::start(),
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn health_check(&self) -> HealthCheck {
+        let health = Arc::clone(&self.health);
+        HealthCheck::new(self.jobs.downgrade(), self.queue.clone(), health)
+    }
+
+    /// Adds a plant. `Ok` means that the plant is durable, added now or before.
+    pub(crate) async fn add(&self, plant: NewPlant, token: TokenId) -> Result<Plant, AddError> {
+        let (reply, received) = self.replies.reply();
+        let job = Job::Add(Addition { plant, token }, reply);
+        let adds = &self.metrics.adds;
+        self.jobs.try_send(job).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => {
+                adds.queue_full.add(1);
+                AddError::Busy
+            }
+            mpsc::error::TrySendError::Closed(_) => {
+                adds.unknown.add(1);
+                AddError::Unknown
+            }
+        })?;
+        self.wake_up
+            .queued(self.jobs.max_capacity() - self.jobs.capacity());
+        received.await.unwrap_or_else(|_| {
+            adds.unknown.add(1); // the thread has ended
+            Err(AddError::Unknown)
+        })
+    }
+
+    /// Records the last use of a token with the next batch. Dropped if the queue is full.
+    pub(crate) fn touch_token(&self, token: TokenId, used_at: Timestamp) {
+        let _ = self.jobs.try_send(Job::Touch(token, used_at));
+    }
+}
+
+impl WriterThreads {
+    /// Waits until all threads have ended after the last `Writer` was dropped, or until one has failed.
+    pub(crate) async fn ended(&mut self) -> anyhow::Result<()> {
+        while self.running > 0 {
+            match self.ended.recv().await {
+                Some(Ok(result)) => result?,
+                _ => anyhow::bail!("a writer thread panicked"),
+            }
+            self.running -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// The loop of a writer thread. Ends when every `Writer` is dropped, or with an error if the store must not be used again.
+fn run(
+    queue: &Queue,
+    in_flight: &InFlight,
+    store: &mut Store,
+    health: &Health,
+    metrics: &Metrics,
+) -> Result<(), StoreError> {
+    let mut concurrent_clients = 0;
+    while let Some(batch) = Batch::gather(queue, in_flight, concurrent_clients) {
+        let len = batch.len();
+        batch.commit(in_flight, store, health, metrics)?;
+        in_flight.end();
+        concurrent_clients = len + queue.len();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plant() -> NewPlant {
+        NewPlant::from_json(br#"{"id":1,"name":"Fern"}"#).expect("a plant")
+    }
+
+    fn spawn<F>(queue_len_max: usize, reply_timeout: Duration, body: F) -> (Writer, WriterThreads)
+    where
+        F: FnOnce(&Queue, &InFlight) -> Result<(), StoreError> + Send + 'static,
+    {
+        let metrics = Arc::new(Metrics::new([].into_iter()));
+        Writer::spawn_with(
+            queue_len_max,
+            reply_timeout,
+            Arc::default(),
+            metrics,
+            vec![body],
+        )
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn a_panic_of_the_thread_is_reported_and_the_outcome_of_its_batch_is_unknown() {
+        let (writer, mut threads) = spawn(8, LONG, |queue, in_flight| {
+            let _batch = Batch::gather(queue, in_flight, 0);
+            panic!("deliberate");
+        });
+        let reply = writer.add(plant(), TokenId(1)).await;
+        assert_eq!(reply, Err(AddError::Unknown));
+        assert!(threads.ended().await.is_err());
+        let reply = writer.add(plant(), TokenId(1)).await;
+        assert_eq!(reply, Err(AddError::Unknown));
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_rejects_at_once() {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let (writer, _threads) = spawn(1, LONG, move |_, _| {
+            let _ = held.recv();
+            Ok(())
+        });
+        writer.touch_token(TokenId(1), Timestamp::now());
+        let reply = writer.add(plant(), TokenId(1)).await;
+        assert_eq!(reply, Err(AddError::Busy));
+        drop(release);
+    }
+
+    #[tokio::test]
+    async fn the_outcome_of_a_stuck_commit_is_unknown_and_what_is_queued_behind_it_is_rejected() {
+        let (_release, held) = std::sync::mpsc::channel::<()>();
+        let (taken, is_taken) = tokio::sync::oneshot::channel();
+        let timeout = Duration::from_millis(80);
+        let (writer, _threads) = spawn(8, timeout, move |queue, in_flight| {
+            let _batch = Batch::gather(queue, in_flight, 0);
+            let _ = taken.send(());
+            let _ = held.recv();
+            Ok(())
+        });
+        let stuck = writer.add(plant(), TokenId(1));
+        let behind = async {
+            is_taken
+                .await
+                .expect("the thread has taken the first plant");
+            writer.add(plant(), TokenId(1)).await
+        };
+        let replies = tokio::join!(stuck, behind);
+        assert_eq!(replies, (Err(AddError::Unknown), Err(AddError::Busy)));
+    }
+}

@@ -1,0 +1,131 @@
+//! The bounded queue in front of the writer threads, the wake-up of a thread that waits for a larger batch, and the watch
+//! that replies for threads that are stuck in a commit.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use crate::metrics::Metrics;
+use crate::store::{Addition, TokenId};
+use crate::writer::AddError;
+use crate::writer::batch::InFlight;
+use crate::writer::health::Probe;
+use crate::writer::reply::{Reply, reply_all};
+
+/// How often the watch runs within `reply_timeout`. One watch for all requests: a timer per request would cost 5 % of the
+/// throughput.
+const CHECKS_PER_TIMEOUT: u32 = 8;
+
+pub(super) enum Job {
+    Add(Addition, Reply),
+    /// A token was used.
+    Touch(TokenId, Timestamp),
+    /// A health check.
+    Probe(Probe),
+}
+
+/// The receiving side of the queue and the batches in flight, shared by all writer threads.
+pub(super) struct Queue {
+    /// Locked by the thread that gathers a batch.
+    pub(super) jobs: Mutex<mpsc::Receiver<Job>>,
+    pub(super) wake_up: Arc<WakeUp>,
+    /// One per thread.
+    pub(super) in_flight: Vec<InFlight>,
+}
+
+impl Queue {
+    pub(super) fn new(len_max: usize, threads: usize) -> (mpsc::Sender<Job>, Self) {
+        let (sender, jobs) = mpsc::channel(len_max);
+        let queue = Self {
+            jobs: Mutex::new(jobs),
+            wake_up: Arc::default(),
+            in_flight: (0..threads).map(|_| InFlight::default()).collect(),
+        };
+        (sender, queue)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.jobs).len()
+    }
+
+    /// True if every writer thread has been in a commit for at least `timeout`.
+    pub(super) fn is_stuck(&self, timeout: Duration) -> bool {
+        self.in_flight
+            .iter()
+            .all(|in_flight| in_flight.is_stuck(timeout))
+    }
+}
+
+/// Lets a thread sleep until enough jobs are queued: the request that queues the last of them wakes it.
+#[derive(Default)]
+pub(super) struct WakeUp {
+    /// The queue length to wake up at; 0 while no thread waits.
+    len: AtomicUsize,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl WakeUp {
+    pub(super) fn wait(&self, jobs: &mpsc::Receiver<Job>, len: usize, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        *lock(&self.thread) = Some(thread::current());
+        self.len.store(len, Ordering::SeqCst);
+        while jobs.len() < len
+            && let Some(remaining) = deadline.checked_duration_since(Instant::now())
+        {
+            thread::park_timeout(remaining);
+        }
+        self.len.store(0, Ordering::SeqCst);
+    }
+
+    /// To be called after a job was queued, with the length of the queue.
+    pub(super) fn queued(&self, queue_len: usize) {
+        let len = self.len.load(Ordering::SeqCst);
+        if len != 0
+            && queue_len >= len
+            && self.len.swap(0, Ordering::SeqCst) != 0
+            && let Some(thread) = &*lock(&self.thread)
+        {
+            thread.unpark();
+        }
+    }
+}
+
+/// Replies for threads whose commit takes longer than `reply_timeout`: the outcome of the batch in flight is unknown. If
+/// all threads are stuck, nothing takes the queued jobs to the store, and they are rejected.
+pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration, metrics: Arc<Metrics>) {
+    loop {
+        sleep(reply_timeout / CHECKS_PER_TIMEOUT).await;
+        let Some(queue) = queue.upgrade() else {
+            return;
+        };
+        let stuck = queue.in_flight.iter();
+        for in_flight in stuck.filter(|in_flight| in_flight.is_stuck(reply_timeout)) {
+            let replies = in_flight.take_replies();
+            metrics.adds.unknown.add(replies.len() as u64);
+            let replies = replies.into_iter();
+            reply_all(replies.map(|reply| (reply, Err(AddError::Unknown))));
+        }
+        if queue.is_stuck(reply_timeout)
+            && let Ok(mut jobs) = queue.jobs.try_lock()
+        {
+            let queued = std::iter::from_fn(|| jobs.try_recv().ok());
+            reply_all(queued.filter_map(|job| match job {
+                Job::Add(_, reply) => {
+                    metrics.adds.busy.add(1);
+                    Some((reply, Err(AddError::Busy)))
+                }
+                Job::Touch(..) | Job::Probe(_) => None,
+            }));
+        }
+    }
+}
+
+/// Ignores poisoning: after the panic of a writer thread the replies are still sent, and then the process ends.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
