@@ -245,9 +245,9 @@ pub(super) fn verify(store: &mut Store) -> anyhow::Result<(Checked, usize)> {
     let mut told = Ok(());
     let mut progress = Progress::endless("checking");
     let checked = store.check(&mut |finding| match finding {
-        Finding::Plants(count) => progress = Progress::of(count, "checking"),
+        Finding::Total(count) => progress = Progress::of(count, "checking"),
         Finding::Read(count) => progress.advance(count),
-        Finding::Wrong(problem) => {
+        Finding::Problem(problem) => {
             problems += 1;
             if problems <= TOLD_MAX && told.is_ok() {
                 told = print(&format!("{problem}\n"));

@@ -12,7 +12,7 @@ use crate::cli::terminal::Progress;
 use crate::config::StoreSettings;
 use crate::formats::{self, Format};
 use crate::fs::{AtomicFile, Replace};
-use crate::store::{Mode, Page, Store, StoreError};
+use crate::store::{Mode, PlantPage, Store, StoreError};
 
 const WRITE_BUFFER: usize = 64 << 10;
 
@@ -107,7 +107,7 @@ fn write_page(
     format: Format,
     spreadsheet_safe: bool,
     out: &mut impl Write,
-    page: &Page,
+    page: &PlantPage,
 ) -> io::Result<()> {
     let mut plants = page.plants.iter();
     plants.try_for_each(|record| {

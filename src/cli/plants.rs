@@ -19,11 +19,15 @@ use crate::config::{StoreSettings, duration};
 use crate::logging::write_stderr;
 use crate::plant::Plant;
 use crate::store::{
-    Cursor, Days, Filter, Found, Mode, PlantRecord, Statistics, Store, StoreError, TokenId,
+    Cursor, DamagedPlant, Filter, Mode, PlantRecord, Statistics, Store, StoreError, TagFilter,
+    TokenId,
 };
 
 /// Plants that are read and shown at a time: any of them may be long.
 const PAGE_LEN: usize = 100;
+
+/// Cursors that are kept in memory at a time, of 24 bytes each. A filtered list needs a scan for each of these.
+const CURSORS_MAX: u32 = 1_000_000;
 
 /// On a terminal no name, tag or token is cut to less than this.
 const COLUMN_MIN: usize = 12;
@@ -34,13 +38,21 @@ pub(super) struct List {
     #[arg(long)]
     tag: Option<String>,
 
-    /// Only those with this in their name, just as it is written
+    /// Only those without a tag
+    #[arg(long, conflicts_with = "tag")]
+    untagged: bool,
+
+    /// Only those whose name contains this; A to Z match in either case
     #[arg(long, value_name = "PART")]
     name: Option<String>,
 
     /// Only those added since then: 2026-11-01, 2026-11-01T12:00:00Z, or 7d for the last seven days
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<Timestamp>,
+
+    /// Only those added before then; a time as for --since
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    until: Option<Timestamp>,
 
     /// Only those that come after this one, as the last line of a list names it, or that were added before this time
     #[arg(long, value_name = "PLANT", value_parser = before)]
@@ -70,56 +82,50 @@ enum Before {
 impl List {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut store = Store::open(&self.store.store, Mode::Read)?;
-        let (before, until) = match self.before {
-            Some(Before::Plant(place)) => (place, Cursor::END),
-            Some(Before::Time(time)) => (Cursor::END, Cursor::at(time)),
-            None => (Cursor::END, Cursor::END),
+        let (mut before, until) = match self.before {
+            Some(Before::Plant(cursor)) => (cursor, self.until),
+            Some(Before::Time(time)) => {
+                let until = self.until.map_or(time, |until| until.min(time));
+                (Cursor::END, Some(until))
+            }
+            None => (Cursor::END, self.until),
         };
-        let wanted = Filter {
-            since: self.since.map_or(Cursor::FIRST, Cursor::at),
+        let filter = Filter {
+            since: self.since,
             until,
-            before,
-            tag: self.tag,
-            name_part: self.name,
+            tag: match self.tag {
+                Some(tag) => Some(TagFilter::Equals(tag)),
+                None => self.untagged.then_some(TagFilter::Untagged),
+            },
+            name_contains: self.name,
         };
-        // One more, to know whether there are more.
-        let mut newest = Newest::of(wanted.clone(), self.limit.saturating_add(1));
         let mut listing = Listing::default();
         let mut sheet = Sheet::new(self.json);
-        let mut places = Vec::new().into_iter();
         let mut left = self.limit;
-        let mut last = None;
-        while left > 0 {
-            if places.len() == 0 {
-                places = newest.next_page(&mut store)?.into_iter();
-            }
-            let len = usize::try_from(left).unwrap_or(PAGE_LEN).min(PAGE_LEN);
-            let page: Vec<_> = places.by_ref().take(len).collect();
-            let Some(end) = page.last() else {
-                break;
+        let has_more = loop {
+            // One more than is shown, to know whether there are more.
+            let len = u32::try_from(left.saturating_add(1)).unwrap_or(CURSORS_MAX);
+            let len = len.min(CURSORS_MAX);
+            let progress = Progress::counting("reading");
+            let cursors = store.find(&filter, before, len, &mut |read| progress.advance(read))?;
+            drop(progress);
+            let (shown, more) = match usize::try_from(left) {
+                Ok(left) if left < cursors.len() => cursors.split_at(left),
+                _ => (&cursors[..], &[][..]),
             };
-            last = Some(*end);
-            let ids: Vec<_> = page.iter().map(|place| place.id).collect();
-            let mut plants = listing.of(&mut store, &ids)?;
-            let found = plants.len();
-            plants.retain(|listed| wanted.matches(&listed.plant.plant));
-            // One that is damaged counts: there may be nothing else.
-            left -= (ids.len() - (found - plants.len())) as u64;
-            sheet.print(&plants)?;
-        }
+            for page in shown.chunks(PAGE_LEN) {
+                let ids: Vec<_> = page.iter().map(|cursor| cursor.id).collect();
+                sheet.print(&listing.of(&mut store, &ids)?)?;
+            }
+            before = shown.last().copied().unwrap_or(before);
+            left -= shown.len() as u64;
+            if !more.is_empty() || cursors.len() < len as usize {
+                break !more.is_empty();
+            }
+        };
         sheet.end()?;
-        if let Some(last) = last.filter(|_| left == 0) {
-            // Of a rare kind, the next may be far away; then nobody waits only for knowing that.
-            let more = match newest.is_over() {
-                _ if places.len() > 0 => "more",
-                true => "",
-                false if !wanted.is_any() => "perhaps more",
-                false if newest.next_page(&mut store)?.is_empty() => "",
-                false => "more",
-            };
-            if !more.is_empty() {
-                write_stderr(format!("{more}: the same with --before {last}\n"));
-            }
+        if has_more {
+            write_stderr(format!("more: the same with --before {before}\n"));
         }
         listing.end()
     }
@@ -327,9 +333,9 @@ impl Listing {
     /// The plants with these ids, without those that are damaged.
     pub(super) fn of(&mut self, store: &mut Store, ids: &[i64]) -> anyhow::Result<Vec<Listed>> {
         let mut all = Vec::with_capacity(ids.len());
-        for found in store.found(ids)? {
+        for found in store.get(ids)? {
             match found {
-                Found::Plant(plant) => {
+                Ok(plant) => {
                     let added_by = self.name(store, plant.added_by)?;
                     if added_by.is_none() {
                         let (id, token) = (plant.id, plant.added_by.0);
@@ -339,7 +345,7 @@ impl Listing {
                     }
                     all.push(Listed { plant, added_by });
                 }
-                Found::Damaged(id) => self.tell(&format!("plant {id}: not what was stored")),
+                Err(DamagedPlant { id }) => self.tell(&format!("plant {id}: not what was stored")),
             }
         }
         Ok(all)
@@ -371,112 +377,6 @@ impl Listing {
     }
 }
 
-/// Plants in one step along the index.
-const STEP_LEN: u32 = 1000;
-
-/// Plants that are looked at before it is decided whether to go on.
-const WALK_MIN: u64 = 10_000;
-
-/// Plants that may have to be looked at: about what one look at ten million of them takes.
-const WALK_MAX: u64 = 100_000;
-
-/// Plants whose places are kept at a time, of 24 bytes each.
-const FOUND_MAX: u32 = 1_000_000;
-
-pub(super) struct Newest {
-    /// What is left to look for.
-    wanted: Filter,
-    /// How many of them are wanted at most, in all.
-    len: u64,
-    found: u64,
-    looked_at: u64,
-    is_over: bool,
-}
-
-impl Newest {
-    pub(super) fn of(wanted: Filter, len: u64) -> Self {
-        Self {
-            wanted,
-            len,
-            found: 0,
-            looked_at: 0,
-            is_over: false,
-        }
-    }
-
-    /// Where the next of them stand, in order; none at the end.
-    pub(super) fn next_page(&mut self, store: &mut Store) -> Result<Vec<Cursor>, StoreError> {
-        while !self.is_over {
-            let found = if self.walking_pays() {
-                self.walk(store)?
-            } else {
-                self.search(store)?
-            };
-            self.found += found.len() as u64;
-            if !found.is_empty() {
-                return Ok(found);
-            }
-        }
-        Ok(Vec::new())
-    }
-
-    /// Whether all were found.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
-    fn walk(&mut self, store: &mut Store) -> Result<Vec<Cursor>, StoreError> {
-        let len = match u32::try_from(self.left()) {
-            Ok(left) if self.wanted.is_any() => left.min(STEP_LEN),
-            _ => STEP_LEN,
-        };
-        let walk = store.walk(&self.wanted, len)?;
-        self.looked_at += walk.looked_at;
-        self.go_on_from(walk.last)?;
-        Ok(walk.found)
-    }
-
-    fn search(&mut self, store: &mut Store) -> Result<Vec<Cursor>, StoreError> {
-        let len = u32::try_from(self.left())
-            .unwrap_or(FOUND_MAX)
-            .min(FOUND_MAX);
-        let progress = Progress::counting("looking at");
-        let found = store.search(&self.wanted, len, &mut |read| progress.advance(read))?;
-        let is_full = found.len() as u64 == u64::from(len);
-        self.go_on_from(found.last().copied().filter(|_| is_full))?;
-        Ok(found)
-    }
-
-    /// How many are still wanted; one, if somebody asks for more.
-    fn left(&self) -> u64 {
-        self.len.saturating_sub(self.found).max(1)
-    }
-
-    /// What comes next stands before this one; nothing does, if there is none.
-    fn go_on_from(&mut self, last: Option<Cursor>) -> Result<(), StoreError> {
-        match last {
-            // In an index that is damaged there may be a circle.
-            Some(last) if last >= self.wanted.before => {
-                Err(StoreError::Damaged("the index is not in order".into()))
-            }
-            Some(last) => {
-                self.wanted.before = last;
-                Ok(())
-            }
-            None => {
-                self.is_over = true;
-                Ok(())
-            }
-        }
-    }
-
-    /// Whether those that are wanted are so frequent that they are all found soon.
-    fn walking_pays(&self) -> bool {
-        let expected = self.looked_at.saturating_mul(self.len) / self.found.max(1);
-        self.wanted.is_any() || self.looked_at < WALK_MIN || expected <= WALK_MAX
-    }
-}
-
 /// The longest bar.
 const BAR_COLUMNS: u64 = 40;
 
@@ -496,11 +396,11 @@ pub(super) struct Stats {
 impl Stats {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut store = Store::open(&self.store.store, Mode::Read)?;
-        let days = Days::until(Timestamp::now());
         let progress = Progress::counting("counted");
-        let statistics = store.statistics(days, &mut |read| progress.advance(read))?;
+        let now = Timestamp::now();
+        let statistics = store.statistics(now, &mut |read| progress.advance(read))?;
         drop(progress);
-        let summary = Summary::of(&statistics, days);
+        let summary = Summary::of(&statistics);
         print(&if self.json {
             format!("{}\n", serde_json::to_string(&summary)?)
         } else {
@@ -547,7 +447,7 @@ struct Day {
 }
 
 impl<'a> Summary<'a> {
-    fn of(statistics: &'a Statistics, days: Days) -> Self {
+    fn of(statistics: &'a Statistics) -> Self {
         let tags = statistics.tags.iter();
         let tags: Vec<_> = tags
             .map(|(tag, plants)| Tag {
@@ -569,7 +469,7 @@ impl<'a> Summary<'a> {
             tokens: statistics.tokens,
             database_bytes: statistics.database_bytes,
             wal_bytes: statistics.wal_bytes,
-            days: days.each().zip(statistics.days).map(day).collect(),
+            days: statistics.days().map(day).collect(),
             future: statistics.future,
         }
     }

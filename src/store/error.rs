@@ -179,7 +179,7 @@ pub enum OpenError {
     #[error(
         "{0} is a backup and stays as it is; `plantstore restore {0} --store …` makes a store of it"
     )]
-    AtRest(String),
+    IsBackup(String),
     #[error("there is no file {0}")]
     NoFile(String),
     #[error("{0} is not a backup; `plantstore backup` makes one of a store")]

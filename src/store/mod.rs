@@ -18,11 +18,11 @@ use crate::token::TokenDigest;
 
 pub use dry_run::DryRun;
 pub use error::{OpenError, SaveError, StoreError, WalFull, chain};
-pub use query::{Cursor, Days, Filter, Statistics, Walk};
+pub use query::{Cursor, Filter, Statistics, TagFilter};
 pub use sqlite::{BackupFile, Restoration};
 pub use types::{
-    Addition, Checked, Finding, Footprint, Found, Location, NewToken, Outcome, Page, PlantRecord,
-    TokenId, TokenRecord,
+    Addition, Checked, DamagedPlant, Finding, Footprint, Location, NewToken, Outcome, PlantPage,
+    PlantRecord, TokenId, TokenRecord,
 };
 
 use postgres::Postgres;
@@ -202,15 +202,17 @@ operations! {
     fn insert_plants(plants: &[PlantRecord]) -> ();
 
     /// Passes on all plants of one snapshot, by id, a page at a time, until `visit` breaks. Adds go on meanwhile.
-    fn export(visit: &mut dyn FnMut(&Page) -> ControlFlow<()>) -> ();
+    fn export(visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>) -> ();
 
-    fn walk(filter: &Filter, len: u32) -> Walk;
+    /// The positions of the newest plants before a cursor that match the filter, newest first. Along the index if the filter is by time
+    /// alone, otherwise by a scan of all plants, which reports now and then how many more it has read.
+    fn find(filter: &Filter, before: Cursor, limit: u32, read: &mut dyn FnMut(usize)) -> Vec<Cursor>;
 
-    fn search(filter: &Filter, len: u32, read: &mut dyn FnMut(usize)) -> Vec<Cursor>;
+    /// The plants with these ids, in this order, without those that do not exist.
+    fn get(ids: &[i64]) -> Vec<Result<PlantRecord, DamagedPlant>>;
 
-    fn found(ids: &[i64]) -> Vec<Found>;
-
-    fn statistics(days: Days, read: &mut dyn FnMut(usize)) -> Statistics;
+    /// Counts all plants. Reports now and then how many more it has read, if the engine tells.
+    fn statistics(now: Timestamp, read: &mut dyn FnMut(usize)) -> Statistics;
 
     /// Reads everything, and reports whatever is not as it was stored.
     fn check(report: &mut dyn FnMut(Finding)) -> Checked;

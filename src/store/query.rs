@@ -1,71 +1,48 @@
-//! Looking for plants, the same for every kind of store: where a plant stands by time, which ones are wanted, and what
-//! there is to say of all of them.
+//! What `plantstore list` and `plantstore stats` ask of a store: filters, cursors and statistics, the same for both engines.
 
 use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
 
-use crate::plant::Plant;
+/// The number of tags in the statistics: those of the most plants.
+pub(crate) const TAGS_MAX: u32 = 10;
 
-/// How many tags are told apart in the statistics: those of the most plants.
-pub const TAGS_MAX: u32 = 10;
-
-/// For how many days the statistics tell what was added.
-pub const DAYS: usize = 14;
+/// The number of days in the statistics.
+pub(crate) const DAYS: usize = 14;
 
 const DAY_MICROSECONDS: i64 = 86_400_000_000;
 
-/// The position of a plant in the order of `plantstore list`: by batch, then by time, then by id.
+/// The years 1 to 9999, which every engine supports.
+const TIME_MIN: i64 = -62_135_596_800_000_000;
+const TIME_MAX: i64 = 253_402_200_000_000_000;
+
+/// The position of a plant in the order of `plantstore list`: by batch, then by time, then by id. A page begins after its cursor, which
+/// is the last plant of the page before (keyset pagination).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
-    /// The number of the transaction that added it; 0 in a store that orders plants by time alone.
-    pub batch: i64,
-    /// When it was added: microseconds since 1970, as precise as any store is.
-    pub microsecond: i64,
-    /// Its id.
-    pub id: i64,
+    /// The number of the transaction that added the plant; 0 in PostgreSQL, which orders plants by time alone.
+    pub(crate) batch: i64,
+    /// When it was added, in microseconds since 1970.
+    pub(crate) microsecond: i64,
+    pub(crate) id: i64,
 }
 
 impl Cursor {
-    /// Before every plant, and within what every engine takes for a time: the year 1.
-    pub const FIRST: Self = Self {
-        batch: 0,
-        microsecond: -62_135_596_800_000_000,
-        id: i64::MIN,
-    };
-    /// After every plant: in the year 9999.
-    pub const END: Self = Self {
+    /// After every plant, so that a list begins with the newest.
+    pub(crate) const END: Self = Self {
         batch: i64::MAX,
-        microsecond: 253_402_200_000_000_000,
+        microsecond: TIME_MAX,
         id: i64::MIN,
     };
-
-    /// The first position of this time in a store that orders plants by time alone. In any store it stands for the time.
-    pub fn at(time: Timestamp) -> Self {
-        let microsecond = time.as_microsecond();
-        // What is left of the moment below a microsecond is over.
-        let rounded_up = microsecond + i64::from(time.subsec_nanosecond() % 1000 > 0);
-        Self {
-            batch: 0,
-            microsecond: rounded_up.clamp(Self::FIRST.microsecond, Self::END.microsecond),
-            id: i64::MIN,
-        }
-    }
-
-    /// The moment.
-    pub fn time(&self) -> Timestamp {
-        let clamped = self
-            .microsecond
-            .clamp(Self::FIRST.microsecond, Self::END.microsecond);
-        Timestamp::from_microsecond(clamped).expect("within the range of times")
-    }
 }
 
-/// Such as 2026-11-15T12:00:07.123Z/42: the time and the id, and if it is not 0 the batch.
+/// Such as 2026-11-15T12:00:07.123Z/42: the time and the id, and the batch unless it is 0.
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.time(), self.id)?;
+        let clamped = self.microsecond.clamp(TIME_MIN, TIME_MAX);
+        let time = Timestamp::from_microsecond(clamped).expect("clamped to valid times");
+        write!(f, "{time}/{}", self.id)?;
         match self.batch {
             0 => Ok(()),
             batch => write!(f, "/{batch}"),
@@ -78,12 +55,11 @@ impl FromStr for Cursor {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parsed = text.split_once('/').and_then(|(time, id)| {
-            let place = Self::at(time.parse().ok()?);
             let (id, batch) = id.split_once('/').unwrap_or((id, "0"));
             Some(Self {
                 batch: batch.parse().ok()?,
+                microsecond: microsecond(time.parse().ok()?),
                 id: id.parse().ok()?,
-                ..place
             })
         });
         parsed
@@ -91,112 +67,127 @@ impl FromStr for Cursor {
     }
 }
 
-/// Which plants are looked for.
-#[derive(Debug, Clone)]
+/// Rounded up, and clamped to the times that every engine supports.
+fn microsecond(time: Timestamp) -> i64 {
+    let rounded_up = time.as_microsecond() + i64::from(time.subsec_nanosecond() % 1000 > 0);
+    rounded_up.clamp(TIME_MIN, TIME_MAX)
+}
+
+/// The plants that are listed: those that meet all conditions.
+#[derive(Debug, Clone, Default)]
 pub struct Filter {
     /// Added at this time or later.
-    pub since: Cursor,
+    pub since: Option<Timestamp>,
     /// Added before this time.
-    pub until: Cursor,
-    /// At an earlier position than this one.
-    pub before: Cursor,
-    /// With this tag.
-    pub tag: Option<String>,
-    /// With this in their name, just as it is written.
-    pub name_part: Option<String>,
+    pub until: Option<Timestamp>,
+    pub tag: Option<TagFilter>,
+    /// The name contains this. ASCII letters match in either case; all other characters match exactly.
+    pub name_contains: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TagFilter {
+    Equals(String),
+    Untagged,
 }
 
 impl Filter {
-    /// Whether this is one of them, as far as its own words go.
-    pub fn matches(&self, plant: &Plant) -> bool {
-        let with_tag = self.tag.is_none() || self.tag == plant.tag;
-        let part = self.name_part.as_deref();
-        with_tag && part.is_none_or(|part| plant.name.contains(part))
+    /// In microseconds: from the first, inclusive, to the second, exclusive.
+    pub(crate) fn time_range(&self) -> (i64, i64) {
+        (
+            self.since.map_or(TIME_MIN, microsecond),
+            self.until.map_or(TIME_MAX, microsecond),
+        )
     }
 
-    /// Whether every plant of the time is one of them.
-    pub fn is_any(&self) -> bool {
-        self.tag.is_none() && self.name_part.is_none()
+    /// True if an index by time is enough to find the plants.
+    pub(crate) fn is_by_time(&self) -> bool {
+        self.tag.is_none() && self.name_contains.is_none()
+    }
+
+    /// True if name and tag meet the conditions.
+    pub(crate) fn matches(&self, name: &str, tag: Option<&str>) -> bool {
+        let has_tag = match &self.tag {
+            None => true,
+            Some(TagFilter::Equals(expected)) => tag == Some(expected),
+            Some(TagFilter::Untagged) => tag.is_none(),
+        };
+        has_tag
+            && self
+                .name_contains
+                .as_ref()
+                .is_none_or(|part| contains(name.as_bytes(), part.as_bytes()))
     }
 }
 
-/// How far a walk from plant to plant has come.
-#[derive(Debug)]
-pub struct Walk {
-    /// Those that are wanted, newest first.
-    pub found: Vec<Cursor>,
-    /// How many were looked at.
-    pub looked_at: u64,
-    /// The last of them; none, if there are no more.
-    pub last: Option<Cursor>,
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    part.is_empty()
+        || text
+            .windows(part.len())
+            .any(|window| window.eq_ignore_ascii_case(part))
 }
 
-/// What there is to say of all plants.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// Counts of all plants, for `plantstore stats`.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Statistics {
-    /// How many there are.
     pub plants: u64,
-    /// How many of them are no longer what was stored, and counted nowhere else.
+    /// Plants that are not what was stored, and are not counted below.
     pub damaged: u64,
-    /// How many have no tag.
     pub without_tag: u64,
-    /// The tags of the most plants, and of how many: those of which that is certain.
+    /// The tags of the most plants, with their number of plants.
     pub tags: Vec<(String, u64)>,
-    /// How many plants were added on each of the last days, today last.
-    pub days: [u64; DAYS],
-    /// How many plants are dated after today: the clock was wrong when they were added, or is wrong now.
+    /// The first of the days below, counted from 1970 in UTC.
+    first_day: i64,
+    added: [u64; DAYS],
+    /// Plants that are dated after today: the clock was wrong when they were added, or is wrong now.
     pub future: u64,
-    /// How many tokens there are, revoked ones included.
+    /// Revoked tokens included.
     pub tokens: u64,
-    /// What the plants and tokens take on disk, as far as the store can tell.
+    /// None if the engine does not tell.
     pub database_bytes: Option<u64>,
-    /// What the log takes beside that, if it is a file of ours.
+    /// None if the WAL is not a file of ours.
     pub wal_bytes: Option<u64>,
 }
 
 impl Statistics {
-    /// Counts plants that were added on a day, counted from 1970.
-    pub fn count_day(&mut self, days: Days, day: i64, plants: u64) {
-        match usize::try_from(day.saturating_sub(days.first)) {
-            Ok(position) if position < DAYS => self.days[position] += plants,
+    /// Without plants, for the days up to this one.
+    pub(crate) fn until(now: Timestamp) -> Self {
+        let days_before = i64::try_from(DAYS).expect("a small number") - 1;
+        Self {
+            plants: 0,
+            damaged: 0,
+            without_tag: 0,
+            tags: Vec::new(),
+            first_day: now.as_microsecond().div_euclid(DAY_MICROSECONDS) - days_before,
+            added: [0; DAYS],
+            future: 0,
+            tokens: 0,
+            database_bytes: None,
+            wal_bytes: None,
+        }
+    }
+
+    /// The number of plants added on each of the last days, today last.
+    pub fn days(&self) -> impl Iterator<Item = (Timestamp, u64)> {
+        (self.first_day..).map(start_of_day).zip(self.added)
+    }
+
+    pub(crate) fn first_day_start(&self) -> Timestamp {
+        start_of_day(self.first_day)
+    }
+
+    /// Counts plants that were added on a day, counted from 1970 in UTC.
+    pub(crate) fn count_day(&mut self, day: i64, plants: u64) {
+        match usize::try_from(day.saturating_sub(self.first_day)) {
+            Ok(position) if position < DAYS => self.added[position] += plants,
             Ok(_) => self.future += plants,
             Err(_) => {} // before the first of these days
         }
     }
 }
 
-/// The last days, in UTC, today last.
-#[derive(Debug, Clone, Copy)]
-pub struct Days {
-    first: i64,
-}
-
-impl Days {
-    /// Up to this moment.
-    pub fn until(now: Timestamp) -> Self {
-        let today = Self::of(now.as_microsecond());
-        let before = i64::try_from(DAYS).expect("a few") - 1;
-        Self {
-            first: today - before,
-        }
-    }
-
-    /// When the first of them begins.
-    pub fn begin(self) -> Timestamp {
-        Timestamp::from_microsecond(self.first * DAY_MICROSECONDS).expect("not long ago")
-    }
-
-    /// The day of this time, counted from 1970.
-    pub fn of(microsecond: i64) -> i64 {
-        microsecond.div_euclid(DAY_MICROSECONDS)
-    }
-
-    /// When each begins.
-    pub fn each(self) -> impl Iterator<Item = Timestamp> {
-        (self.first..)
-            .take(DAYS)
-            .map(|day| Timestamp::from_microsecond(day * DAY_MICROSECONDS).expect("not long ago"))
-    }
+fn start_of_day(day: i64) -> Timestamp {
+    Timestamp::from_microsecond(day * DAY_MICROSECONDS).expect("within two weeks of the clock")
 }
 
 #[cfg(test)]
@@ -204,14 +195,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_read_as_it_is_written() {
+    fn a_cursor_is_read_as_it_is_written() {
         for text in [
             "2026-11-15T12:00:07.123456Z/42",
             "2026-11-15T12:00:07.123Z/-42/17",
             "2026-11-15T12:00:07Z/-9223372036854775808",
         ] {
-            let place: Cursor = text.parse().expect("a place");
-            assert_eq!(place.to_string(), text);
+            let cursor: Cursor = text.parse().expect("a cursor");
+            assert_eq!(cursor.to_string(), text);
         }
         for bad in [
             "",
@@ -227,33 +218,51 @@ mod tests {
     }
 
     #[test]
-    fn places_stand_between_the_first_and_the_end() {
+    fn times_are_clamped_to_what_every_engine_supports() {
         for time in [Timestamp::MIN, Timestamp::UNIX_EPOCH, Timestamp::MAX] {
-            let place = Cursor::at(time);
-            assert!(place >= Cursor::FIRST && place <= Cursor::END);
+            assert!((TIME_MIN..=TIME_MAX).contains(&microsecond(time)));
         }
-        assert_eq!(Cursor::FIRST.time().to_string(), "0001-01-01T00:00:00Z");
-        assert!(Cursor::END.time().to_string().starts_with("9999-12-3"));
+        let first = Timestamp::from_microsecond(TIME_MIN).expect("a time");
+        assert_eq!(first.to_string(), "0001-01-01T00:00:00Z");
+        assert!(Cursor::END.to_string().starts_with("9999-12-3"));
+    }
+
+    #[test]
+    fn a_name_is_matched_in_either_case_of_ascii_letters() {
+        let matches = |part: &str, name: &str| {
+            let filter = Filter {
+                name_contains: Some(part.to_owned()),
+                ..Filter::default()
+            };
+            filter.matches(name, None)
+        };
+        assert!(matches("", "") && matches("", "Ivy") && matches("IV", "Ivy"));
+        assert!(matches("é", "Né") && !matches("É", "Né"));
+        assert!(!matches("Ivy", "Iv"));
     }
 
     #[test]
     fn the_last_days_end_today() {
         let now: Timestamp = "2026-11-15T23:59:59.999Z".parse().expect("a time");
-        let days = Days::until(now);
-        assert_eq!(days.begin().to_string(), "2026-11-02T00:00:00Z");
-        assert_eq!(days.each().count(), DAYS);
-        let counted = |microsecond: i64| {
-            let mut statistics = Statistics::default();
-            statistics.count_day(days, Days::of(microsecond), 1);
-            let position = statistics.days.iter().position(|plants| *plants == 1);
+        let empty = || Statistics::until(now);
+        assert_eq!(
+            empty().first_day_start().to_string(),
+            "2026-11-02T00:00:00Z"
+        );
+        assert_eq!(empty().days().count(), DAYS);
+        let counted = |day: i64| {
+            let mut statistics = empty();
+            statistics.count_day(day, 1);
+            let position = statistics.added.iter().position(|plants| *plants == 1);
             (position, statistics.future)
         };
-        let begin = days.begin().as_microsecond();
-        assert_eq!(counted(now.as_microsecond()), (Some(DAYS - 1), 0));
-        assert_eq!(counted(begin), (Some(0), 0));
-        assert_eq!(counted(begin - 1), (None, 0));
+        let first = empty().first_day;
+        let today = first + 13;
+        assert_eq!(counted(today), (Some(DAYS - 1), 0));
+        assert_eq!(counted(first), (Some(0), 0));
+        assert_eq!(counted(first - 1), (None, 0));
         assert_eq!(counted(i64::MIN), (None, 0));
-        assert_eq!(counted(now.as_microsecond() + 1000), (None, 1));
+        assert_eq!(counted(today + 1), (None, 1));
         assert_eq!(counted(i64::MAX), (None, 1));
     }
 }

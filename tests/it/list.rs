@@ -143,7 +143,10 @@ fn a_list_is_of_what_was_asked_for() {
     assert_eq!(listed(&["--tag", "indoor"]), [1]);
     assert_eq!(listed(&["--tag", ""]), [4]);
     assert_eq!(listed(&["--name", "onstera"]), [2, 1]);
+    assert_eq!(listed(&["--name", "MONstera"]), [2, 1]);
     assert_eq!(listed(&["--name", "onstera", "--tag", "Indoor"]), [2]);
+    assert_eq!(listed(&["--untagged"]), [3]);
+    assert_eq!(listed(&["--untagged", "--name", "monstera"]), [0; 0]);
     assert_eq!(listed(&["--name", ""]), [5, 4, 3, 2, 1]);
     // Nothing has a meaning of its own, and nothing that the store writes for something else is found.
     assert_eq!(listed(&["--name", "%"]), [3]);
@@ -151,18 +154,29 @@ fn a_list_is_of_what_was_asked_for() {
     assert_eq!(listed(&["--name", "0"]), [3]);
     assert_eq!(listed(&["--name", "1"]), [3]);
     assert_eq!(listed(&["--name", "\u{1a}"]), [5]);
+    server.add_ok(r#"{"id":6,"name":"0\u00001\u001a É"}"#);
+    assert_eq!(listed(&["--name", "0"]), [6, 3]);
+    assert_eq!(listed(&["--name", "1\u{1a}"]), [6]);
+    assert_eq!(listed(&["--name", "0\u{1a}"]), [0; 0]);
+    assert_eq!(listed(&["--name", "\u{1a} É"]), [6]);
+    assert_eq!(listed(&["--name", "é"]), [0; 0]);
 
-    assert_eq!(listed(&["--since", "1h"]).len(), 5);
-    assert_eq!(listed(&["--since", "2026-01-01"]).len(), 5);
-    assert_eq!(listed(&["--since", "2026-01-01T00:00:00Z"]).len(), 5);
-    assert_eq!(listed(&["--since=-004800-01-01"]).len(), 5);
+    assert_eq!(listed(&["--since", "1h"]).len(), 6);
+    assert_eq!(listed(&["--since", "2026-01-01"]).len(), 6);
+    assert_eq!(listed(&["--since", "2026-01-01T00:00:00Z"]).len(), 6);
+    assert_eq!(listed(&["--since=-004800-01-01"]).len(), 6);
     assert_eq!(listed(&["--since", "9999-01-01"]), [0; 0]);
-    assert_eq!(listed(&["--before", "2026-01-01"]), [0; 0]);
-    assert_eq!(listed(&["--before", "9999-12-30T20:00:00Z"]).len(), 5);
+    for option in ["--before", "--until"] {
+        assert_eq!(listed(&[option, "2026-01-01"]), [0; 0]);
+        assert_eq!(listed(&[option, "9999-12-30T20:00:00Z"]).len(), 6);
+    }
     let third = &json_lines(server.directory(), &["get", "3"])[0]["added_at"];
     let third = third.as_str().expect("a time");
     assert!(listed(&["--since", third]).contains(&3));
-    assert!(!listed(&["--before", third]).contains(&3));
+    for filter in [&["--before", third][..], &["--until", third]] {
+        assert!(!listed(filter).contains(&3));
+        assert!(!listed(&[filter, &["--name", "fern"]].concat()).contains(&3));
+    }
 }
 
 #[test]
@@ -183,7 +197,6 @@ fn a_rare_kind_is_found_behind_many_others() {
         listed(&["--name", "Fern 17", "--limit", "2"]),
         [17_999, 17_998]
     );
-    // Walked first, then looked for: none is lost or seen twice in between.
     let all = listed(&["--name", "7", "--limit", "1000000"]);
     let expected: Vec<_> = (1..=30_000)
         .rev()

@@ -16,23 +16,20 @@ use crate::store::error::StoreError;
 use crate::store::postgres::Postgres;
 use crate::store::postgres::client::{Client, Param};
 use crate::store::postgres::rows::{PLANT_COLUMNS, decode, encode, plant_record};
-use crate::store::query::{Cursor, Days, Filter, Statistics, TAGS_MAX, Walk};
-use crate::store::types::{Checked, Finding, Found, Page, PlantRecord};
+use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagFilter};
+use crate::store::types::{Checked, DamagedPlant, Finding, PlantPage, PlantRecord};
 
-/// What is wanted is tested on those that are read, so that no plan can make it read more.
-const WALK: &str = "
-    SELECT added_at, id, ($5::TEXT IS NULL OR coalesce(tag = $5, FALSE)) AND ($6::TEXT IS NULL OR strpos(name, $6) > 0)
-    FROM plantstore.plants
-    WHERE added_at >= $1 AND (added_at, id) < ($2, $3::BIGINT)
-    ORDER BY added_at DESC, id DESC LIMIT $4::BIGINT";
-
-/// Without OFFSET the engine could walk along the index here too, in the hope of finding enough of them soon.
-const SEARCH: &str = "
+/// With `{fence}` empty, along the index. With OFFSET 0, the engine cannot expect to find enough plants soon by walking along the
+/// index, which would take very long for a rare tag. `translate` folds ASCII letters only, in every locale; `$7` and `$8` are for
+/// escaped characters, as `encode_part` says.
+const FIND: &str = "
     SELECT added_at, id FROM (
       SELECT added_at, id FROM plantstore.plants
       WHERE added_at >= $1 AND (added_at, id) < ($2, $3::BIGINT)
-        AND ($5::TEXT IS NULL OR tag = $5) AND ($6::TEXT IS NULL OR strpos(name, $6) > 0)
-      OFFSET 0
+        AND ($5::TEXT IS NULL OR tag = $5) AND ($6::BIGINT = 0 OR tag IS NULL)
+        AND ($7::TEXT IS NULL OR strpos(replace(
+              translate(name, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz'), $8, repeat(chr(26), 2)), $7) > 0)
+      {fence}
     ) AS found
     ORDER BY added_at DESC, id DESC LIMIT $4::BIGINT";
 
@@ -69,49 +66,62 @@ impl Postgres {
         rows.iter().map(plant_record).collect()
     }
 
-    pub(crate) fn walk(&mut self, wanted: &Filter, len: u32) -> Result<Walk, StoreError> {
-        let values = Values::of(wanted, len);
-        let rows = self.query(WALK, &values.all())?;
-        let looked_at = rows.len() as u64;
-        let all_read = looked_at < u64::from(len);
-        Ok(Walk {
-            looked_at,
-            last: rows.last().filter(|_| !all_read).map(place),
-            found: rows.iter().filter(|row| row.get(2)).map(place).collect(),
-        })
-    }
-
-    pub(crate) fn search(
+    pub(crate) fn get(
         &mut self,
-        wanted: &Filter,
-        len: u32,
-        _: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Cursor>, StoreError> {
-        let values = Values::of(wanted, len);
-        self.run(async |session| {
-            let rows = session.client.query_raw(SEARCH, &values.all()).await?;
-            rows.map_ok(|row| place(&row)).try_collect().await
-        })
-    }
-
-    pub(crate) fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
+        ids: &[i64],
+    ) -> Result<Vec<Result<PlantRecord, DamagedPlant>>, StoreError> {
         let sql = format!("SELECT {PLANT_COLUMNS} FROM plantstore.plants WHERE id = ANY($1)");
         let rows = self.query(&sql, &[&ids])?;
-        let found = |row: &Row| {
+        let plant = |row: &Row| {
             let id = row.get(0);
-            let found = plant_record(row).map_or(Found::Damaged(id), Found::Plant);
-            (id, found)
+            (id, plant_record(row).map_err(|_| DamagedPlant { id }))
         };
-        let mut found: HashMap<i64, _> = rows.iter().map(found).collect();
-        Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
+        let mut plants: HashMap<i64, _> = rows.iter().map(plant).collect();
+        Ok(ids.iter().filter_map(|id| plants.remove(id)).collect())
+    }
+
+    pub(crate) fn find(
+        &mut self,
+        filter: &Filter,
+        before: Cursor,
+        limit: u32,
+        _: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Cursor>, StoreError> {
+        let (since, until) = filter.time_range();
+        let (before, before_id) = (before.microsecond, before.id).min((until, i64::MIN));
+        let [since, before] = [since, before]
+            .map(|time| Timestamp::from_microsecond(time).expect("clamped to valid times"));
+        let limit = i64::from(limit);
+        let (tag, untagged) = match &filter.tag {
+            Some(TagFilter::Equals(tag)) => (Some(encode(tag)), 0),
+            Some(TagFilter::Untagged) => (None, 1),
+            None => (None, 0),
+        };
+        let part = filter.name_contains.as_deref().map(encode_part);
+        let (part, escape) = part.unzip();
+        let escape = escape.unwrap_or_default();
+        let values: [&dyn Param; 8] = [
+            &since, &before, &before_id, &limit, &tag, &untagged, &part, &escape,
+        ];
+        let fence = if filter.is_by_time() { "" } else { "OFFSET 0" };
+        let sql = FIND.replace("{fence}", fence);
+        self.run(async |session| {
+            let rows = session.client.query_raw(&sql, &values).await?;
+            let cursor = |row: Row| Cursor {
+                batch: 0,
+                microsecond: row.get::<_, Timestamp>(0).as_microsecond(),
+                id: row.get(1),
+            };
+            rows.map_ok(cursor).try_collect().await
+        })
     }
 
     pub(crate) fn statistics(
         &mut self,
-        days: Days,
+        now: Timestamp,
         _: &mut dyn FnMut(usize),
     ) -> Result<Statistics, StoreError> {
-        let mut all = Statistics::default();
+        let mut all = Statistics::until(now);
         let row = self.query_one(COUNTS, &[])?;
         all.plants = count(&row, 0);
         all.without_tag = all.plants.saturating_sub(count(&row, 1));
@@ -122,8 +132,8 @@ impl Postgres {
                 tag.ok_or_else(|| StoreError::Damaged("a tag is not what was stored".into()))?;
             all.tags.push((tag.into_owned(), count(&row, 1)));
         }
-        for row in self.query(COUNTS_BY_DAY, &[&days.begin()])? {
-            all.count_day(days, row.get(0), count(&row, 1));
+        for row in self.query(COUNTS_BY_DAY, &[&all.first_day_start()])? {
+            all.count_day(row.get(0), count(&row, 1));
         }
         all.database_bytes = self.size()?;
         Ok(all)
@@ -148,7 +158,7 @@ impl Postgres {
     /// In one transaction, which is lost with its connection: nothing is tried again.
     pub(crate) fn export(
         &mut self,
-        visit: &mut dyn FnMut(&Page) -> ControlFlow<()>,
+        visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
         self.block_on(async |client| {
             let timeout = client.timeout;
@@ -168,7 +178,7 @@ impl Postgres {
         let invalid_escape = "\u{1a}([^01]|$)";
         for row in self.query(sql, &[&invalid_escape])? {
             let (id, token): (i64, i64) = (row.get(0), row.get(1));
-            report(Finding::Wrong(if row.get(2) {
+            report(Finding::Problem(if row.get(2) {
                 format!("plant {id}: added by token {token}, which is not there")
             } else {
                 format!("plant {id}: not what was stored")
@@ -185,7 +195,7 @@ impl Postgres {
 async fn export(
     client: &Client,
     time_limit: Duration,
-    visit: &mut dyn FnMut(&Page) -> ControlFlow<()>,
+    visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
 ) -> Result<(), StoreError> {
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
     within(time_limit, client.batch_execute(begin)).await?;
@@ -199,7 +209,7 @@ async fn export(
         let mut rows = pin!(rows.fuse());
         next = None;
         loop {
-            let mut page = Page::default();
+            let mut page = PlantPage::default();
             while !page.is_full()
                 && let Some(row) = within(time_limit, rows.try_next()).await?
             {
@@ -231,51 +241,15 @@ fn count(row: &Row, column: usize) -> u64 {
     u64::try_from(row.get::<_, i64>(column)).unwrap_or_default()
 }
 
-/// Of both statements.
-struct Values {
-    since: Timestamp,
-    before: Timestamp,
-    before_id: i64,
-    len: i64,
-    tag: Option<String>,
-    name_part: Option<String>,
-}
-
-impl Values {
-    fn of(wanted: &Filter, len: u32) -> Self {
-        let before = Cursor {
-            batch: 0,
-            ..wanted.before
-        };
-        let before = before.min(wanted.until);
-        let stored = |text: &Option<String>| text.as_deref().map(|text| encode(text).into_owned());
-        Self {
-            since: wanted.since.time(),
-            before: before.time(),
-            before_id: before.id,
-            len: i64::from(len),
-            tag: stored(&wanted.tag),
-            name_part: stored(&wanted.name_part),
+/// A part of a name in lower case, as it is found in a stored name. In that, the digit of an escape must not match a part that begins
+/// with the same digit, so such escapes (the second string) are replaced by two escape characters in both.
+fn encode_part(part: &str) -> (String, String) {
+    let part = encode(&part.to_ascii_lowercase()).into_owned();
+    match part.chars().next() {
+        Some(digit @ ('0' | '1')) => {
+            let escape = format!("\u{1a}{digit}");
+            (part.replace(&escape, "\u{1a}\u{1a}"), escape)
         }
-    }
-
-    fn all(&self) -> [&dyn Param; 6] {
-        [
-            &self.since,
-            &self.before,
-            &self.before_id,
-            &self.len,
-            &self.tag,
-            &self.name_part,
-        ]
-    }
-}
-
-/// Of `added_at, id`.
-fn place(row: &Row) -> Cursor {
-    Cursor {
-        batch: 0,
-        microsecond: row.get::<_, Timestamp>(0).as_microsecond(),
-        id: row.get(1),
+        _ => (part, "\u{1a}\u{1a}".to_owned()), // replaces nothing
     }
 }

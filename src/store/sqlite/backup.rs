@@ -1,27 +1,47 @@
-//! A backup: everything that was there at one moment, copied page by page beside a running server into one file that
-//! is at rest.
+//! Backups: a snapshot of the store is copied page by page, online, into one file in rollback-journal mode, which needs no other file;
+//! and a backup is made a store again. A crash during a restore leaves the old store or the restored one, and the old one is kept under
+//! another name.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::ffi::SQLITE_IOERR_WRITE;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use crate::fs::{AtomicFile, JournalMode, Replace, WriteError, failed_to};
-use crate::store::error::{OpenError, SaveError};
-use crate::store::sqlite::open;
-use crate::store::sqlite::throttle::Pace;
+use crate::fs::{
+    AtomicFile, Content, JournalMode, Replace, WriteError, failed_to, give_to_owner_of,
+    is_same_file, sync_directory_of, with_suffix,
+};
+use crate::store::error::{OpenError, SaveError, StoreError};
+use crate::store::sqlite::session::{Lock, State, set_clean};
+use crate::store::sqlite::{Sqlite, open};
 use crate::store::types::Location;
 
-/// Pages of 4 KiB between two rests, and how many times as long as the work these are: short, because the log grows.
-const PAGES_A_STEP: i32 = 256;
-const REST: u32 = 1;
+/// The pages of 4 KiB that are copied between two pauses, and how many times as long as the work a pause is. Pauses are short, because
+/// the WAL grows until the copy is complete.
+const PAGES_PER_STEP: i32 = 256;
+const BACKUP_PAUSE: u32 = 1;
 
-/// A backup that is being made.
+/// The steps of SQLite's virtual machine between two pauses, about a millisecond, and how many times as long as the work a pause is.
+const STEPS_PER_PAUSE: i32 = 20_000;
+const THROTTLED_PAUSE: u32 = 3;
+
+/// However long a step took: it may have waited for something that is over.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The bytes that a restore copies between two reports of its progress.
+const CHUNK: usize = 1 << 20;
+
+/// A backup that is being written.
 pub struct BackupFile(AtomicFile);
 
 impl BackupFile {
-    /// Begins a backup with this name, of a store in a file or elsewhere.
+    /// Creates a temporary file. `store` is the file of the store, if it is one.
     pub fn begin(path: &Path, store: Option<&Path>, replace: bool) -> Result<Self, SaveError> {
         let replace = if replace {
             Replace::Backup
@@ -36,63 +56,85 @@ impl BackupFile {
         Location::Sqlite(self.0.path().to_owned())
     }
 
-    /// To be called once all is in it, and before it is read.
+    /// Completes the content: to be called before it is read.
     pub fn settle(&self) -> Result<(), SaveError> {
-        open::lay_to_rest(self.0.path())?;
+        open::make_backup(self.0.path())?;
         Ok(self.0.sync()?)
     }
 
-    /// Gives it its name.
+    /// Gives the file its name.
     pub fn finish(self) -> Result<(), SaveError> {
         Ok(self.0.persist()?)
     }
 }
 
-/// Copies all pages as they are at this moment, and tells how many of how many it has. A server adds meanwhile; only
-/// its log cannot begin again before the end of this.
+impl Sqlite {
+    pub(crate) fn copy_pages(
+        &mut self,
+        to: &BackupFile,
+        report: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), SaveError> {
+        copy_pages(&mut self.connection, to, report)
+    }
+
+    pub(crate) fn throttle(&mut self) -> Result<(), StoreError> {
+        let mut throttle = Throttle::new(THROTTLED_PAUSE);
+        let pause = move || {
+            throttle.pause();
+            false // go on
+        };
+        Ok(self
+            .connection
+            .progress_handler(STEPS_PER_PAUSE, Some(pause))?)
+    }
+}
+
+/// Copies all pages of a snapshot, and reports how many of how many are copied. Adds go on meanwhile; only the WAL cannot be reset.
 pub(super) fn copy_pages(
     source: &mut Connection,
     target: &BackupFile,
-    tell: &mut dyn FnMut(u64, u64),
+    report: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SaveError> {
     let file = &target.0;
-    let mut copy = scratch(file.path())?;
-    // SQLite begins a copy anew when somebody has written between two steps, and under load would never end; not
+    let mut copy = open_scratch(file.path())?;
+    // SQLite starts a copy again if another connection has written between two steps, and under load would never end; not
     // within one transaction.
-    let moment = source.transaction()?;
-    moment.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
-    let backup = Backup::new(&moment, &mut copy)?;
-    let mut pace = Pace::new(REST);
+    let snapshot = source.transaction()?;
+    snapshot.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    let backup = Backup::new(&snapshot, &mut copy)?;
+    let mut throttle = Throttle::new(BACKUP_PAUSE);
     loop {
-        let step = backup.step(PAGES_A_STEP).map_err(failed_writing(target))?;
+        let step = backup
+            .step(PAGES_PER_STEP)
+            .map_err(failed_writing(target))?;
         let progress = backup.progress();
         let [all, left] = [progress.pagecount, progress.remaining].map(|n| n.unsigned_abs().into());
-        tell(all - left, all);
+        report(all - left, all);
         match step {
             StepResult::Done => break,
             StepResult::More => {}
             _ => return Err(WriteError::InUse(file.path().display().to_string()).into()),
         }
-        // A little now and then, instead of all at once: the server waits for the same disk.
+        // A little after each step, instead of all at the end: the server waits for the same disk.
         let synced = file.file().sync_data();
         synced.map_err(failed_to("sync", file.path()))?;
-        pace.rest();
+        throttle.pause();
     }
     drop(backup);
-    drop(moment);
+    drop(snapshot);
     drop(copy);
     Ok(file.set_journal_mode(JournalMode::Rollback)?)
 }
 
-/// A connection to a new store in the temporary file of a backup. It needs no WAL: after a failure the file is deleted.
+/// Opens a new store in the temporary file of a backup. It needs no WAL: after a failure the file is deleted.
 pub(super) fn open_to_fill(path: &Path) -> Result<Connection, OpenError> {
-    let mut connection = scratch(path)?;
+    let mut connection = open_scratch(path)?;
     open::upgrade(&mut connection, path)?;
     Ok(connection)
 }
 
-/// A connection to an empty file that is synced by us, and thrown away if anything goes wrong.
-pub(super) fn scratch(path: &Path) -> Result<Connection, OpenError> {
+/// Opens a file that is synced by us, and deleted if anything fails.
+fn open_scratch(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(open::unusable(path))?;
     let pragmas =
@@ -114,4 +156,156 @@ fn failed_writing(target: &BackupFile) -> impl FnOnce(rusqlite::Error) -> SaveEr
             source.into()
         }
     }
+}
+
+/// Leaves time to a server on the same machine: a pause after each piece of work is a multiple of the time that the work took.
+struct Throttle {
+    since: Instant,
+    factor: u32,
+}
+
+impl Throttle {
+    fn new(factor: u32) -> Self {
+        let since = Instant::now();
+        Self { since, factor }
+    }
+
+    fn pause(&mut self) {
+        thread::sleep((self.since.elapsed() * self.factor).min(PAUSE_MAX));
+        self.since = Instant::now();
+    }
+}
+
+/// A store that is being restored from a backup.
+pub struct Restoration {
+    file: AtomicFile,
+    store: PathBuf,
+    /// Held so that the store is not served meanwhile.
+    lock: Lock,
+}
+
+impl Restoration {
+    /// Copies a backup to a temporary file next to the store, and reports how many bytes of how many are copied.
+    pub fn begin(
+        backup: &Path,
+        store: &Path,
+        replace: bool,
+        report: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, SaveError> {
+        let name = |path: &Path| path.display().to_string();
+        // Checked before it is opened: opening a named pipe would wait for a writer.
+        match fs::metadata(backup) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(OpenError::NoFile(name(backup)).into());
+            }
+            Ok(found) if !found.is_file() => {
+                return Err(OpenError::NotABackup(name(backup)).into());
+            }
+            _ => {}
+        }
+        let from = File::open(backup).map_err(failed_to("read", backup))?;
+        let real = open::real(store)?;
+        if is_same_file(from.metadata(), fs::metadata(&real)) {
+            return Err(WriteError::OwnFile(name(backup)).into());
+        }
+        if real.is_dir() {
+            return Err(WriteError::NotAFile(name(store)).into());
+        }
+        let lock = Lock::take(&real)?;
+        if Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup {
+            return Err(OpenError::NotABackup(name(backup)).into());
+        }
+        let replace = if replace {
+            Replace::Store
+        } else {
+            Replace::Nothing
+        };
+        let file = AtomicFile::create(&real, replace, None)?;
+        copy(from, backup, &file, report)?;
+        file.sync()?;
+        Ok(Self {
+            file,
+            store: real,
+            lock,
+        })
+    }
+
+    /// The temporary file, still a backup, to be checked.
+    pub fn location(&self) -> Location {
+        Location::Sqlite(self.file.path().to_owned())
+    }
+
+    /// Puts it in place. Returns the name under which the store that was there is kept.
+    pub fn finish(self) -> Result<Option<PathBuf>, SaveError> {
+        let connection = open_scratch(self.file.path())?;
+        if State::read(&connection)?.is_some() {
+            set_clean(&connection, true)?;
+        }
+        drop(connection);
+        self.file.set_journal_mode(JournalMode::Wal)?;
+        give_to_owner_of(&self.store, self.file.file());
+        let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
+        let kept = with_suffix(&self.store, &format!("-before-{now}"));
+        let moved = set_companions_aside(&self.store, &kept)?;
+        // The restored store may have an older state than the one that was served here.
+        self.lock.forget_batch();
+        if self.store.exists() {
+            self.file.persist_and_keep(&kept)?;
+            return Ok(Some(kept));
+        }
+        self.file.persist()?;
+        Ok(moved.then_some(kept))
+    }
+}
+
+fn copy(
+    mut from: File,
+    backup: &Path,
+    to: &AtomicFile,
+    report: &mut dyn FnMut(u64, u64),
+) -> Result<(), SaveError> {
+    let size = from.metadata().map_err(failed_to("read", backup))?.len();
+    let mut chunk = vec![0; CHUNK];
+    let mut copied = 0;
+    loop {
+        let len = from.read(&mut chunk).map_err(failed_to("read", backup))?;
+        if len == 0 {
+            return Ok(());
+        }
+        let written = to.file().write_all(&chunk[..len]);
+        written.map_err(failed_to("write to", to.path()))?;
+        copied += len as u64;
+        report(copied, size);
+    }
+}
+
+/// Moves the WAL and journal of the old store aside, since SQLite would apply them to the new one. True if there were any.
+///
+/// A sound store is first checkpointed completely, so that it is complete without its WAL. A damaged one cannot be: it is
+/// kept together with its WAL.
+fn set_companions_aside(store: &Path, kept: &Path) -> Result<bool, SaveError> {
+    if store.exists() {
+        let checkpointed = open::make_backup(store);
+        if let Err(held @ OpenError::Held(_)) = checkpointed {
+            return Err(held.into());
+        }
+    }
+    let mut found = false;
+    for suffix in ["-wal", "-journal"] {
+        let (there, aside) = (with_suffix(store, suffix), with_suffix(kept, suffix));
+        match fs::rename(&there, &aside) {
+            Ok(()) => found = true,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed_to("rename", &there)(error).into()),
+        }
+    }
+    let shared_memory = with_suffix(store, "-shm");
+    match fs::remove_file(&shared_memory) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(failed_to("remove", &shared_memory)(error).into());
+        }
+        _ => {}
+    }
+    sync_directory_of(store).map_err(failed_to("sync the directory of", store))?;
+    Ok(found)
 }

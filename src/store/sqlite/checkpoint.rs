@@ -1,9 +1,8 @@
-//! Moving the log into the database while adds go on.
+//! Checkpoints while adds go on.
 //!
-//! SQLite would do this by itself inside a commit, but it would keep a failed fsync to itself as well: the
-//! next attempt would seem to succeed, the log would be overwritten, and the plants in it would be gone.
-//! And with random ids every plant is a page somewhere else, which takes a disk longer than the adds
-//! themselves; so most of it is done by a thread with a connection of its own.
+//! SQLite would run them by itself inside a commit, but it would hide a failed fsync: the next attempt would seem to succeed, the WAL
+//! would be overwritten, and the plants in it would be lost. And with random ids every plant is on a different page, which takes a disk
+//! longer to write than the adds themselves; so most of the work is done by a thread with its own connection.
 
 use std::fs::File;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
@@ -16,134 +15,55 @@ use rusqlite::config::DbConfig;
 use crate::store::error::StoreError;
 use crate::store::sqlite::open;
 
-/// The log is moved whenever it has grown by this many pages of 4 KiB.
-const PAGES_LONG: i32 = 1000;
+/// A checkpoint is due whenever the WAL has grown by this many frames of 4 KiB.
+const FRAMES_DUE: i32 = 1000;
 
-/// So few pages are moved between two batches. Only then can the log begin again: while the thread moves what
-/// there was, more is added.
-const PAGES_FEW: i32 = 400;
+/// So few frames are written back between two batches. Only then can the WAL be reset: while the thread runs a checkpoint, more is
+/// added.
+const FRAMES_FEW: i32 = 400;
 
-/// A log that has grown by this many is moved before anything else, as a start after a crash has to move it all.
-const PAGES_MAX: i32 = 4000;
+/// If the WAL has grown by this many, the next batch waits for the checkpoint: a start after a crash has to write all of it.
+const FRAMES_MAX: i32 = 4000;
 
-/// How long a batch waits for the thread to move all of a WAL that is to be reset, and then for short readers to end.
+/// How long a batch waits for the thread's checkpoint before a WAL is reset, and then for short readers to end.
 const RESET_TIMEOUT: Duration = Duration::from_secs(1);
 const READER_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// When to move it, and who does.
-pub struct Checkpoints {
-    /// How long the log was when it had been moved.
-    moved_at: i32,
-    /// The thread moves what was in the log before this.
-    moving: Option<i32>,
-    mover: Mover,
-}
-
-/// A checkpoint that is due.
-#[derive(Clone, Copy)]
-pub enum Step {
-    InBackground,
-    AtOnce,
-}
-
-struct Mover {
+/// Decides when a checkpoint is due, and where it runs.
+pub(super) struct Checkpointer {
+    /// The length of the WAL at the last checkpoint between two batches.
+    checkpointed_at: i32,
+    /// The length of the WAL when the checkpoint began that the thread runs now.
+    running_since: Option<i32>,
     thread: Option<JoinHandle<()>>,
     requests: Option<SyncSender<()>>,
     results: Receiver<Result<(), StoreError>>,
 }
 
-impl Checkpoints {
-    /// With a connection besides the one that adds, and the file to be synced.
-    pub fn new(connection: Connection, database: File) -> Self {
-        Self {
-            moved_at: 0,
-            moving: None,
-            mover: Mover::start(connection, database),
-        }
-    }
-
-    /// What is to be done before the next batch, given the length of the WAL. After a failure nothing may be acknowledged
-    /// any more.
-    pub fn next_step(&mut self, pages: i32) -> Result<Option<Step>, StoreError> {
-        if pages < self.moved_at {
-            self.moved_at = 0; // the log has begun again
-        }
-        let grown = pages - self.moved_at;
-        let Some(up_to) = self.moving else {
-            return Ok((grown >= PAGES_LONG).then_some(Step::InBackground));
-        };
-        let patience = if grown >= PAGES_MAX {
-            Duration::MAX
-        } else {
-            Duration::ZERO
-        };
-        let Some(result) = self.mover.result(patience) else {
-            return Ok(None);
-        };
-        self.moving = None;
-        result?;
-        let is_much = grown < PAGES_MAX && pages - up_to > PAGES_FEW;
-        Ok(Some(if is_much {
-            Step::InBackground
-        } else {
-            Step::AtOnce
-        }))
-    }
-
-    /// Does it, with the connection that adds.
-    pub fn run(&mut self, step: Step, adding: &Connection, pages: i32) -> Result<(), StoreError> {
-        match step {
-            Step::InBackground => {
-                self.have_moved(pages);
-                Ok(())
-            }
-            Step::AtOnce => {
-                self.moved_at = pages;
-                move_log(adding)
-            }
-        }
-    }
-
-    /// Moves all of the WAL into the database and resets it. False if a reader prevents that, or if it takes longer than a moment; then the
-    /// thread goes on with it.
-    pub fn reset(&mut self, adding: &Connection, pages: i32) -> Result<bool, StoreError> {
-        if self.moving.is_none() {
-            self.have_moved(pages);
-        }
-        let Some(result) = self.mover.result(RESET_TIMEOUT) else {
-            return Ok(false);
-        };
-        self.moving = None;
-        result?;
-        let is_reset = reset(adding)?;
-        if is_reset {
-            self.moved_at = 0;
-        }
-        Ok(is_reset)
-    }
-
-    fn have_moved(&mut self, up_to: i32) {
-        self.mover.ask();
-        self.moving = Some(up_to);
-    }
+/// A checkpoint that is due.
+#[derive(Clone, Copy)]
+pub(super) enum Step {
+    InBackground,
+    BetweenBatches,
 }
 
-impl Mover {
-    fn start(connection: Connection, database: File) -> Self {
-        let (requests, asked) = mpsc::sync_channel(1);
+impl Checkpointer {
+    /// With a second connection to the store, and the database file, to be synced.
+    pub(super) fn new(connection: Connection, database: File) -> Self {
+        let (requests, requested) = mpsc::sync_channel(1);
         let (done, results) = mpsc::sync_channel(1);
         let thread = thread::Builder::new()
             .name("checkpoints".to_owned())
             .spawn(move || {
-                // SQLite leaves the sync to whoever moves the last page; with all of it still to be written that
-                // is a long wait.
-                let work = || {
-                    move_log(&connection)?;
+                // SQLite leaves the sync to the connection that writes back the last page; with everything still to be written that
+                // takes long.
+                let checkpoint = || {
+                    passive(&connection)?;
                     let synced = database.sync_data();
                     synced.map_err(|error| StoreError::Fatal(error.into()))
                 };
-                while let Ok(()) = asked.recv()
-                    && done.send(work()).is_ok()
+                while let Ok(()) = requested.recv()
+                    && done.send(checkpoint()).is_ok()
                 {}
                 // In this order: closing a file drops every lock that the process has on it, SQLite's included.
                 drop(connection);
@@ -151,42 +71,106 @@ impl Mover {
             })
             .expect("a process that has just started can start a thread");
         Self {
+            checkpointed_at: 0,
+            running_since: None,
             thread: Some(thread),
             requests: Some(requests),
             results,
         }
     }
 
-    fn ask(&self) {
-        if let Some(requests) = &self.requests {
-            // A thread that is gone has no result, and that is noticed.
-            let _ = requests.try_send(());
+    /// What is to be done before the next batch, given the length of the WAL. After a failure nothing may be acknowledged
+    /// any more.
+    pub(super) fn next_step(&mut self, frames: i32) -> Result<Option<Step>, StoreError> {
+        if frames < self.checkpointed_at {
+            self.checkpointed_at = 0; // the WAL was reset
+        }
+        let grown = frames - self.checkpointed_at;
+        let Some(running_since) = self.running_since else {
+            return Ok((grown >= FRAMES_DUE).then_some(Step::InBackground));
+        };
+        let timeout = if grown >= FRAMES_MAX {
+            Duration::MAX
+        } else {
+            Duration::ZERO
+        };
+        if !self.wait(timeout)? {
+            return Ok(None);
+        }
+        let is_much = grown < FRAMES_MAX && frames - running_since > FRAMES_FEW;
+        Ok(Some(if is_much {
+            Step::InBackground
+        } else {
+            Step::BetweenBatches
+        }))
+    }
+
+    /// Runs or starts a checkpoint; `adding` is the connection that adds.
+    pub(super) fn run(
+        &mut self,
+        step: Step,
+        adding: &Connection,
+        frames: i32,
+    ) -> Result<(), StoreError> {
+        match step {
+            Step::InBackground => {
+                self.start(frames);
+                Ok(())
+            }
+            Step::BetweenBatches => {
+                self.checkpointed_at = frames;
+                passive(adding)
+            }
         }
     }
 
-    /// What came of it, if it is over within this time.
-    fn result(&self, patience: Duration) -> Option<Result<(), StoreError>> {
-        match self.results.recv_timeout(patience) {
-            Ok(result) => Some(result),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => {
-                panic!("the thread of the checkpoints has panicked")
+    /// Writes all of the WAL back and resets it. False if a reader prevents that, or if it takes too long; then the thread goes on.
+    pub(super) fn reset(&mut self, adding: &Connection, frames: i32) -> Result<bool, StoreError> {
+        if self.running_since.is_none() {
+            self.start(frames);
+        }
+        if !self.wait(RESET_TIMEOUT)? {
+            return Ok(false);
+        }
+        let is_reset = reset(adding)?;
+        if is_reset {
+            self.checkpointed_at = 0;
+        }
+        Ok(is_reset)
+    }
+
+    fn start(&mut self, frames: i32) {
+        if let Some(requests) = &self.requests {
+            // If the thread has ended, `wait` panics.
+            let _ = requests.try_send(());
+        }
+        self.running_since = Some(frames);
+    }
+
+    /// False if the thread's checkpoint has not ended within this time.
+    fn wait(&mut self, timeout: Duration) -> Result<bool, StoreError> {
+        match self.results.recv_timeout(timeout) {
+            Ok(result) => {
+                self.running_since = None;
+                result.map(|()| true)
             }
+            Err(RecvTimeoutError::Timeout) => Ok(false),
+            Err(RecvTimeoutError::Disconnected) => panic!("the checkpoint thread has panicked"),
         }
     }
 }
 
-impl Drop for Mover {
+impl Drop for Checkpointer {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            // Whatever it has not moved, the next start moves.
+            // What it has not written back, the next start does.
             let _ = thread.join();
         }
     }
 }
 
-/// Moves all of the WAL into the database and resets it, unless a reader prevents that for longer than a moment.
+/// Writes all of the WAL back and resets it. False if a reader prevents that for longer than `READER_TIMEOUT`.
 pub(super) fn reset(connection: &Connection) -> Result<bool, StoreError> {
     connection.busy_timeout(READER_TIMEOUT)?;
     let is_reset = checkpoint(connection, "TRUNCATE");
@@ -197,8 +181,8 @@ pub(super) fn reset(connection: &Connection) -> Result<bool, StoreError> {
     }
 }
 
-/// A reader in the way, or a full disk, leaves the rest for next time.
-pub(super) fn move_log(connection: &Connection) -> Result<(), StoreError> {
+/// A reader or a full disk leaves the rest for the next checkpoint.
+pub(super) fn passive(connection: &Connection) -> Result<(), StoreError> {
     match checkpoint(connection, "PASSIVE") {
         Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_) | StoreError::Unusable(_)) => Ok(()),
         Err(failed) => Err(failed),

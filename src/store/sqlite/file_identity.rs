@@ -1,5 +1,6 @@
-//! Whether the path of a store still leads to the files that this process has open. If a person moves, deletes or replaces
-//! one of them, SQLite goes on with the open file, and everything that is added would be lost with the process.
+//! Checks whether the path of a store still leads to the files that this process has open. If one of them is moved, deleted or replaced,
+//! SQLite goes on with the open file, and everything that is added would be lost with the process. Then the content is rescued, as long
+//! as this process still has the files open.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -8,9 +9,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use rusqlite::{Connection, Error};
 
-use crate::fs::with_suffix;
+use crate::fs::{directory_of, with_suffix};
+use crate::store::error::{SaveError, chain};
+use crate::store::sqlite::backup::{BackupFile, copy_pages};
+use crate::store::sqlite::open::checkpoint;
 
 /// How often the files are looked at, at most.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -324,4 +329,73 @@ fn is(path: &Path, expected: FileId) -> bool {
 
 fn id(found: &Metadata) -> FileId {
     (found.dev(), found.ino())
+}
+
+/// Saves what the connection can still read, and says in a sentence where it is.
+pub(super) fn rescue(
+    connection: &mut Connection,
+    files: &FileIdentity,
+    accident: &Accident,
+) -> String {
+    match accident {
+        Accident::DatabaseElsewhere => match files.where_moved() {
+            Some(moved) => {
+                let complete = if is_checkpointed(connection) {
+                    "it is complete"
+                } else {
+                    "a part of it is still in the WAL file"
+                };
+                let moved = moved.display();
+                format!("it is now {moved}, and {complete}; move it back, then start again")
+            }
+            None => match copy_beside(connection, files.path()) {
+                Ok(copy) => {
+                    let (copy, store) = (copy.display(), files.path().display());
+                    format!(
+                        "everything that was stored is in {copy}; \
+                         `plantstore restore {copy} --store sqlite:{store}` makes it a store again"
+                    )
+                }
+                Err(error) => format!("it could not be copied: {}", chain(&error)),
+            },
+        },
+        Accident::CompanionElsewhere(_) if is_checkpointed(connection) => {
+            "the database is complete without it; start again".to_owned()
+        }
+        Accident::CompanionElsewhere(_) => "put it back, then start again".to_owned(),
+        // Nothing is written: what is left may be of use.
+        Accident::ContentDestroyed(_) => "run `plantstore check` and restore a backup".to_owned(),
+    }
+}
+
+/// Runs a complete checkpoint, if possible.
+fn is_checkpointed(connection: &Connection) -> bool {
+    checkpoint(connection, "TRUNCATE").unwrap_or(false)
+}
+
+/// Copies everything to a backup next to the store, in the directory above, or in the temporary directory.
+fn copy_beside(connection: &mut Connection, store: &Path) -> Result<PathBuf, SaveError> {
+    // So that no WAL with content remains at the path: there is no database any more that it belongs to.
+    is_checkpointed(connection);
+    let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ").to_string();
+    let path_in = |directory: &Path| {
+        let name = store.file_name().unwrap_or_default();
+        with_suffix(&directory.join(name), &format!("-rescued-{now}"))
+    };
+    let directory = directory_of(store);
+    let temporary = std::env::temp_dir();
+    let mut result = copy_to(connection, path_in(directory));
+    for elsewhere in [directory_of(directory), &temporary] {
+        if result.is_err() {
+            result = copy_to(connection, path_in(elsewhere));
+        }
+    }
+    result
+}
+
+fn copy_to(connection: &mut Connection, path: PathBuf) -> Result<PathBuf, SaveError> {
+    let backup = BackupFile::begin(&path, None, false)?;
+    copy_pages(connection, &backup, &mut |_, _| ())?;
+    backup.finish()?;
+    Ok(path)
 }

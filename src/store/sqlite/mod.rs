@@ -1,5 +1,4 @@
-//! Plants and tokens in one SQLite file. Every commit is an fsync, and nothing that was not synced
-//! is ever reported.
+//! Plants and tokens in one SQLite file. Every commit is an fsync, and nothing that was not synced is ever reported as stored.
 
 mod backup;
 mod checkpoint;
@@ -7,62 +6,49 @@ mod clock;
 mod file_identity;
 mod open;
 mod query;
-mod rescue;
-mod restore;
 mod rows;
-mod scan;
 mod session;
-mod statistics;
-mod tally;
-mod throttle;
 mod tokens;
 mod verify;
 mod wal_check;
 mod wal_limit;
 
-use std::ops::{ControlFlow, RangeInclusive};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use jiff::Timestamp;
-use rusqlite::config::DbConfig;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
-pub use backup::BackupFile;
-pub use open::footprint;
-pub use restore::Restoration;
+pub use backup::{BackupFile, Restoration};
+pub(super) use open::{accept_loss, footprint, is_backup};
 
-use crate::fs::{Content, open_existing, resolve_links};
 use crate::plant::NewPlant;
 use crate::store::Mode;
-use crate::store::error::{OpenError, SaveError, StoreError, chain};
-use crate::store::query::{Cursor, Days, Filter, Statistics, Walk};
-use crate::store::sqlite::checkpoint::Checkpoints;
+use crate::store::error::{OpenError, StoreError, chain};
+use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
-use crate::store::sqlite::rows::PlantRow;
+use crate::store::sqlite::rows::{PlantRow, select_plants};
 use crate::store::sqlite::session::{Session, State};
 use crate::store::sqlite::wal_limit::WalLimit;
-use crate::store::types::{
-    Addition, Checked, Finding, Found, NewToken, Outcome, Page, PlantRecord, TokenId, TokenRecord,
-};
-use crate::token::TokenDigest;
+use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
-/// While plants are copied in, the WAL is moved into the database when it has a quarter of its pages, or this many (64 MiB).
+/// While plants are copied in, a checkpoint runs when the WAL has a quarter as many pages as the database, or this many (64 MiB).
 const WAL_SHARE: i32 = 4;
-const WAL_PAGES_MAX: i32 = 16_384;
+const WAL_FRAMES_MAX: i32 = 16_384;
 
 /// One connection to the database.
 pub struct Sqlite {
     connection: Connection,
-    /// Pages in the log after the last commit, kept by SQLite's hook.
-    log_pages: Arc<AtomicI32>,
-    /// Of one that adds much. Dropped after the connection, like everything below it: it has the file open.
-    checkpoints: Option<Checkpoints>,
+    /// The length of the WAL after the last commit, from SQLite's hook.
+    wal_frames: Arc<AtomicI32>,
+    /// For `Serve` and `Import`. Dropped after the connection, like everything below: it has the file open.
+    checkpointer: Option<Checkpointer>,
+    /// For `Serve` and `Import`.
     files: Option<FileIdentity>,
-    /// Of the one that serves.
+    /// For `Serve`, and for `Import` without a server.
     session: Option<Session>,
     clock: Clock,
     /// After a failed fsync nothing may be written any more: another one may claim success.
@@ -70,11 +56,10 @@ pub struct Sqlite {
     wal_limit: WalLimit,
 }
 
-/// A session ends with its store, unless that has failed: then it is not dropped.
 impl Drop for Sqlite {
     fn drop(&mut self) {
         if self.session.is_some() && !self.has_failed {
-            // If that fails, the database needs its WAL or the lock file as after a kill.
+            // If that fails, the next start needs the WAL or the lock file, as after a kill.
             let _ = session::set_clean(&self.connection, true);
         }
     }
@@ -122,28 +107,28 @@ impl Sqlite {
             let files = FileIdentity::new(&store.connection, path, database, state.identity);
             store.files = Some(files.map_err(open::failed_to("look at the files of", path))?);
         }
-        store.checkpoints = Some(Checkpoints::new(open::shared(path)?, open::file(path)?));
+        store.checkpointer = Some(Checkpointer::new(open::shared(path)?, open::file(path)?));
         Ok(store)
     }
 
     /// True if another process may be adding as well.
-    pub fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.session.is_none()
     }
 
     fn new(mut connection: Connection) -> Self {
-        let log_pages = Arc::new(AtomicI32::new(0));
-        let pages = Arc::clone(&log_pages);
+        let wal_frames = Arc::new(AtomicI32::new(0));
+        let after_commit = Arc::clone(&wal_frames);
         connection
-            .wal_hook(Some(move |_: &mut Wal, in_log| {
-                pages.store(in_log, Ordering::Relaxed);
+            .wal_hook(Some(move |_: &mut Wal, frames| {
+                after_commit.store(frames, Ordering::Relaxed);
                 Ok(())
             }))
-            .expect("a hook is accepted by a connection that is open");
+            .expect("an open connection accepts a hook");
         Self {
             connection,
-            log_pages,
-            checkpoints: None,
+            wal_frames,
+            checkpointer: None,
             files: None,
             session: None,
             clock: Clock::default(),
@@ -152,10 +137,7 @@ impl Sqlite {
         }
     }
 
-    /// Adds a batch of plants in one transaction: an outcome for each, in order, once all of it is
-    /// on disk.
-    /// With it goes when tokens were used.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],
@@ -170,7 +152,7 @@ impl Sqlite {
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
         let wal_frames = self.prepare_write()?;
-        let transaction = write(&mut self.connection)?;
+        let transaction = begin_write(&mut self.connection)?;
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
         let number = rows::last_batch(&transaction)?.saturating_add(1);
@@ -211,37 +193,35 @@ impl Sqlite {
         Ok(outcomes)
     }
 
-    /// Checks that the store can be used, with a write if one is due.
-    pub fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
+    pub(crate) fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
         let probed = self.try_probe(is_write_due);
         probed.map_err(|error| self.note_failure(error))
     }
 
     fn try_probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
-        self.check_files(self.log_pages.load(Ordering::Relaxed))?;
+        self.check_files(self.wal_frames.load(Ordering::Relaxed))?;
         if is_write_due {
             self.rewrite()?;
         }
         Ok(())
     }
 
-    /// Writes what is there already, and syncs it. (SQLite leaves out the update of a row to what it is; a
-    /// number in the header it writes.)
+    /// Writes a number in the header again, and syncs it. (SQLite skips the update of a row to its own value.)
     fn rewrite(&mut self) -> Result<(), StoreError> {
         self.prepare_write()?;
-        let transaction = write(&mut self.connection)?;
+        let transaction = begin_write(&mut self.connection)?;
         let version =
             transaction.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
         transaction.pragma_update(None, "user_version", version)?;
         Ok(transaction.commit()?)
     }
 
-    /// To be called before each transaction: looks after the files and the WAL. Returns the length of the WAL in frames. Fails if
-    /// the WAL is as long as it may be.
+    /// To be called before each transaction: checks the files, and runs the checkpoint that is due. Returns the length of the WAL in
+    /// frames. Fails if the WAL has reached its limit.
     fn prepare_write(&mut self) -> Result<i32, StoreError> {
-        let mut wal_frames = self.log_pages.load(Ordering::Relaxed);
-        let step = match &mut self.checkpoints {
-            Some(checkpoints) => checkpoints.next_step(wal_frames)?,
+        let mut wal_frames = self.wal_frames.load(Ordering::Relaxed);
+        let step = match &mut self.checkpointer {
+            Some(checkpointer) => checkpointer.next_step(wal_frames)?,
             None => None,
         };
         // A checkpoint would fill up a file that was truncated, and the loss would be hard to see.
@@ -251,23 +231,23 @@ impl Sqlite {
         {
             self.check_files(wal_frames)?;
         }
-        if let (Some(step), Some(checkpoints)) = (step, &mut self.checkpoints) {
-            checkpoints.run(step, &self.connection, wal_frames)?;
+        if let (Some(step), Some(checkpointer)) = (step, &mut self.checkpointer) {
+            checkpointer.run(step, &self.connection, wal_frames)?;
         }
         let connection = &self.connection;
-        let reset = || match &mut self.checkpoints {
-            Some(checkpoints) => checkpoints.reset(connection, wal_frames),
+        let reset = || match &mut self.checkpointer {
+            Some(checkpointer) => checkpointer.reset(connection, wal_frames),
             None => checkpoint::reset(connection),
         };
         if self.wal_limit.enforce(wal_frames, connection, reset)? {
             wal_frames = 0;
-            self.log_pages.store(wal_frames, Ordering::Relaxed);
+            self.wal_frames.store(wal_frames, Ordering::Relaxed);
         }
         Ok(wal_frames)
     }
 
-    /// Makes sure that the path still leads to the files that are open. If it does not, what is in them is saved as far as
-    /// possible, and nothing may be acknowledged any more.
+    /// Checks that the path still leads to the files that are open. If it does not, their content is saved as far as possible, and
+    /// nothing may be acknowledged any more.
     fn check_files(&mut self, wal_frames: i32) -> Result<(), StoreError> {
         let Some(files) = &mut self.files else {
             return Ok(());
@@ -277,18 +257,18 @@ impl Sqlite {
             session.keep_lock_file(files.path());
         }
         checked.map_err(|accident| {
-            let rescued = rescue::rescue(&mut self.connection, files, &accident);
+            let rescued = file_identity::rescue(&mut self.connection, files, &accident);
             StoreError::Fatal(format!("{accident}; {rescued}").into())
         })
     }
 
-    /// If SQLite has failed because of an accident to the files, the accident is the reason to give.
+    /// If SQLite has failed because of what happened to the files, the error says that.
     fn note_failure(&mut self, error: StoreError) -> StoreError {
         let StoreError::Fatal(cause) = error else {
             return error;
         };
         self.has_failed = true;
-        let wal_frames = self.log_pages.load(Ordering::Relaxed);
+        let wal_frames = self.wal_frames.load(Ordering::Relaxed);
         let accident = match &mut self.files {
             Some(files) if cause.is::<rusqlite::Error>() => {
                 files.check(&self.connection, wal_frames).err()
@@ -301,117 +281,21 @@ impl Sqlite {
         })
     }
 
-    /// Rejects adds while the WAL is longer than this because a reader keeps it from being reset.
-    pub fn limit_wal(&mut self, bytes_max: u64) {
+    pub(crate) fn limit_wal(&mut self, bytes_max: u64) {
         self.wal_limit = WalLimit::new(bytes_max);
     }
 
-    /// What each plant is to the one that has its id; none where the id is free.
-    pub fn compare(&mut self, batch: &[Addition]) -> Result<Vec<Option<Outcome>>, StoreError> {
+    pub(crate) fn compare(
+        &mut self,
+        batch: &[Addition],
+    ) -> Result<Vec<Option<Outcome>>, StoreError> {
         let outcome = |addition: &Addition| compare(&self.connection, &addition.plant).optional();
         Ok(batch.iter().map(outcome).collect::<Result<_, _>>()?)
     }
 
-    /// Keeps a new token. False when the name is taken.
-    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
-        Ok(tokens::create(write(&mut self.connection)?, token)?)
-    }
-
-    /// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
-    /// revoked before.
-    pub fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
-        Ok(tokens::revoke(write(&mut self.connection)?, name)?)
-    }
-
-    /// Whether there is any token, revoked ones included.
-    pub fn has_tokens(&mut self) -> Result<bool, StoreError> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
-        Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
-    }
-
-    /// Every token, oldest first.
-    pub fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
-        let mut select = self
-            .connection
-            .prepare_cached("SELECT * FROM tokens ORDER BY id")?;
-        let tokens = select
-            .query_map([], rows::token)?
-            .collect::<Result<_, _>>()?;
-        Ok(tokens)
-    }
-
-    /// The token with this digest.
-    pub fn token(&mut self, digest: &TokenDigest) -> Result<Option<TokenRecord>, StoreError> {
-        let mut select = self
-            .connection
-            .prepare_cached("SELECT * FROM tokens WHERE digest = ?1")?;
-        Ok(select
-            .query_row([digest.as_bytes()], rows::token)
-            .optional()?)
-    }
-
-    /// How many plants there are.
-    pub fn count_plants(&mut self) -> Result<u64, StoreError> {
-        let sql = "SELECT count(*) FROM plants";
-        let count: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
-        Ok(count.unsigned_abs())
-    }
-
-    /// The plants with ids of this range, by id, as many as fit in a page.
-    pub fn plants(
-        &mut self,
-        ids: &RangeInclusive<i64>,
-        page_len: u32,
-    ) -> Result<Vec<PlantRecord>, StoreError> {
-        let mut select = self.connection.prepare_cached(rows::SELECT_RANGE)?;
-        let values = params![ids.start(), ids.end(), page_len];
-        let plants = select
-            .query_map(values, rows::plant_record)?
-            .collect::<Result<_, _>>()?;
-        Ok(plants)
-    }
-
-    /// Hands over all plants of one moment, by id, a page at a time, until that is enough.
-    pub fn export(
-        &mut self,
-        hand_over: &mut dyn FnMut(&Page) -> ControlFlow<()>,
-    ) -> Result<(), StoreError> {
-        scan::export(&self.connection, hand_over)
-    }
-
-    /// Looks at so many of the newest plants of a time, for those that are wanted.
-    pub fn walk(&mut self, wanted: &Filter, len: u32) -> Result<Walk, StoreError> {
-        Ok(query::walk(&self.connection, wanted, len)?)
-    }
-
-    /// Looks at every plant: where so many of the newest stand that are wanted. Tells how many it has read.
-    pub fn search(
-        &mut self,
-        wanted: &Filter,
-        len: u32,
-        read: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Cursor>, StoreError> {
-        Ok(query::search(&self.connection, wanted, len as usize, read)?)
-    }
-
-    /// The plants with these ids, in this order, without those that are not there.
-    pub fn found(&mut self, ids: &[i64]) -> Result<Vec<Found>, StoreError> {
-        Ok(query::found(&self.connection, ids)?)
-    }
-
-    /// What there is to say of all plants. Tells how many it has read.
-    pub fn statistics(
-        &mut self,
-        days: Days,
-        read: &mut dyn FnMut(usize),
-    ) -> Result<Statistics, StoreError> {
-        Ok(statistics::statistics(&self.connection, days, read)?)
-    }
-
-    /// Keeps plants of another store as they are; leaves what is there.
-    pub fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+    pub(crate) fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
         self.prepare_write()?;
-        let transaction = write(&mut self.connection)?;
+        let transaction = begin_write(&mut self.connection)?;
         {
             let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
             for record in plants {
@@ -422,66 +306,27 @@ impl Sqlite {
         self.keep_wal_short()
     }
 
-    /// Runs a checkpoint once the WAL is long in comparison with the database: the plants of one transaction can be on many pages.
+    /// Runs a checkpoint once the WAL is long compared with the database: the plants of one transaction can be on many pages.
     fn keep_wal_short(&mut self) -> Result<(), StoreError> {
-        let wal_pages = self.log_pages.load(Ordering::Relaxed);
+        let wal_frames = self.wal_frames.load(Ordering::Relaxed);
         let pages = self
             .connection
             .pragma_query_value(None, "page_count", |row| row.get::<_, i32>(0))?;
-        if wal_pages > (pages / WAL_SHARE).min(WAL_PAGES_MAX) {
-            checkpoint::move_log(&self.connection)?;
+        if wal_frames > (pages / WAL_SHARE).min(WAL_FRAMES_MAX) {
+            checkpoint::passive(&self.connection)?;
         }
         Ok(())
     }
-
-    /// Inserts tokens of another store, and merges the state of those that are there already.
-    pub fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        Ok(tokens::merge(write(&mut self.connection)?, tokens)?)
-    }
-
-    /// Reads everything, and tells in words what is not as it was stored.
-    pub fn check(&mut self, tell: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
-        // A disk in doubt is looked at and not written to: the end of this process must not empty the log.
-        self.connection
-            .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        Ok(verify::check(&self.connection, tell)?)
-    }
-
-    /// Copies everything as it is at this moment, and tells how many pages of how many it has.
-    pub fn copy_pages(
-        &mut self,
-        to: &BackupFile,
-        tell: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), SaveError> {
-        backup::copy_pages(&mut self.connection, to, tell)
-    }
-
-    /// From now on whatever takes long leaves most of the time to others.
-    pub fn throttle(&mut self) -> Result<(), StoreError> {
-        Ok(throttle::throttle(&mut self.connection)?)
-    }
 }
 
-/// Begins a transaction that holds the write lock from the start, so that it cannot fail half-way for want of it.
-fn write(connection: &mut Connection) -> Result<Transaction<'_>, StoreError> {
+/// Begins a transaction that holds the write lock from the start, so that it cannot fail later because another process has it.
+fn begin_write(connection: &mut Connection) -> Result<Transaction<'_>, StoreError> {
     Ok(connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
 }
 
-/// Has a store opened from now on although transactions are missing.
-pub fn accept_loss(path: &Path) -> Result<(), OpenError> {
-    open::accept_loss(path)
-}
-
-/// Whether this is a backup, as far as its header says.
-pub fn is_backup(path: &Path) -> bool {
-    let file = resolve_links(path).and_then(|path| open_existing(&path, false));
-    let content = file.and_then(|file| Content::of(&file));
-    content.is_ok_and(|content| content == Content::Backup)
-}
-
-/// What a plant is to the one that has its id already.
+/// The outcome of adding a plant whose id is taken. An error if it is not.
 fn compare(connection: &Connection, plant: &NewPlant) -> Result<Outcome, rusqlite::Error> {
-    let mut select = connection.prepare_cached(rows::SELECT_PLANT)?;
+    let mut select = connection.prepare_cached(select_plants!("WHERE id = ?1"))?;
     select.query_row([plant.id], |row| {
         let plant = &plant.plant;
         Ok(match rows::plant(row) {

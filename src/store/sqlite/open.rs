@@ -85,7 +85,7 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
 /// A connection for looking. A backup is not changed by that, and nothing is made beside it.
 pub(super) fn to_read(path: &Path) -> Result<Connection, OpenError> {
     match shared(path) {
-        Err(OpenError::AtRest(_)) => backup(path),
+        Err(OpenError::IsBackup(_)) => backup(path),
         other => other,
     }
 }
@@ -99,7 +99,7 @@ pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
     session::check_wal(&real(path)?, Damage::Accepted)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
-    match is_at_rest(&connection, path) {
+    match is_in_backup_mode(&connection, path) {
         Ok(true) => {
             if version(&connection, path)? < VERSION_WITH_BATCHES {
                 // A backup is never changed, so the missing column is added by a view that hides the table.
@@ -115,9 +115,9 @@ pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
 }
 
 /// Has all of a store in its one file, at rest, as a backup is. For this nobody else may have it open.
-pub(super) fn lay_to_rest(path: &Path) -> Result<(), OpenError> {
+pub(super) fn make_backup(path: &Path) -> Result<(), OpenError> {
     let connection = match connect(path) {
-        Err(OpenError::AtRest(_)) => return Ok(()),
+        Err(OpenError::IsBackup(_)) => return Ok(()),
         other => other?,
     };
     if version(&connection, path)? >= VERSION_WITH_STATE {
@@ -129,8 +129,8 @@ pub(super) fn lay_to_rest(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Has a store opened from now on although transactions are missing.
-pub(super) fn accept_loss(path: &Path) -> Result<(), OpenError> {
+/// Lets a store be opened from now on although transactions are missing.
+pub(in crate::store) fn accept_loss(path: &Path) -> Result<(), OpenError> {
     if !path.exists() {
         return Err(OpenError::Missing(path.display().to_string()));
     }
@@ -208,14 +208,21 @@ pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
     resolve_links(path).map_err(failed_to("find", path))
 }
 
-/// The sizes of the database and of its log.
-pub fn footprint(path: &Path) -> io::Result<Footprint> {
+pub(in crate::store) fn footprint(path: &Path) -> io::Result<Footprint> {
     let path = path.canonicalize()?;
-    let log = fs::metadata(with_suffix(&path, "-wal"));
+    let wal = fs::metadata(with_suffix(&path, "-wal"));
     Ok(Footprint {
         database: fs::metadata(&path)?.len(),
-        wal: log.map_or(0, |log| log.len()),
+        wal: wal.map_or(0, |wal| wal.len()),
     })
+}
+
+/// True if the header says that this is a backup.
+pub(in crate::store) fn is_backup(path: &Path) -> bool {
+    let file = real(path)
+        .ok()
+        .and_then(|path| open_existing(&path, false).ok());
+    file.is_some_and(|file| Content::of(&file).is_ok_and(|content| content == Content::Backup))
 }
 
 /// Two processes that make one store at the same time are in each other's way for a moment in which
@@ -259,8 +266,8 @@ fn connect_locked(path: &Path) -> Result<Connection, OpenError> {
         .busy_timeout(BUSY_TIMEOUT)
         .map_err(unusable(path))?;
     // Before anything is changed in a file that is not ours, or at rest.
-    if is_at_rest(&connection, path)? {
-        return Err(OpenError::AtRest(path.display().to_string()));
+    if is_in_backup_mode(&connection, path)? {
+        return Err(OpenError::IsBackup(path.display().to_string()));
     }
     if connection.is_readonly("main").map_err(unusable(path))? {
         let error = io::Error::from(io::ErrorKind::PermissionDenied);
@@ -352,7 +359,7 @@ pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), Op
 
 /// Whether it is a backup. Every store is in WAL mode from its first moment; a backup is not, so that nothing beside
 /// it is needed to read it.
-fn is_at_rest(connection: &Connection, path: &Path) -> Result<bool, OpenError> {
+fn is_in_backup_mode(connection: &Connection, path: &Path) -> Result<bool, OpenError> {
     let version = version(connection, path)?;
     let mode: String = connection
         .query_row("PRAGMA journal_mode", [], |row| row.get(0))

@@ -1,112 +1,233 @@
-//! Plants by time, newest first: along the index, or by a look at every plant. Whether a plant is what was stored is seen
-//! when it is read for good.
+//! Reading plants from SQLite: pages, exports and statistics. Whatever reads many plants does so in short transactions, since a long one
+//! would keep the WAL from being reset for as long as it runs.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::{ControlFlow, RangeInclusive};
+use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, Error, OptionalExtension, Row, params};
+use jiff::Timestamp;
+use rusqlite::{Error, OptionalExtension, Row, params};
 
-use crate::store::query::{Cursor, Filter, Walk};
-use crate::store::sqlite::rows::{self, SELECT_PLANT};
-use crate::store::sqlite::scan::each_range;
-use crate::store::types::Found;
+use crate::store::error::StoreError;
+use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX};
+use crate::store::sqlite::Sqlite;
+use crate::store::sqlite::open::footprint;
+use crate::store::sqlite::rows::{self, plant_record, select_plants};
+use crate::store::types::{DamagedPlant, PlantPage, PlantRecord};
 
-/// Along the index. What is wanted is tested on those that are read, so that their number is bounded; the times are tested in
-/// the index, all of it if need be, because the clock may have been wrong and they need not be in order.
-const WALK: &str = "
-    SELECT batch, added_at, id, (?1 IS NULL OR tag IS ?1) AND (?2 IS NULL OR instr(name, ?2) > 0) FROM plants
-    WHERE added_at >= ?3 AND added_at < ?4 AND (batch, added_at, id) < (?5, ?6, ?7)
-    ORDER BY batch DESC, added_at DESC, id DESC LIMIT ?8";
+/// About the time of one transaction of a scan.
+const SCAN_TRANSACTION: Duration = Duration::from_millis(50);
 
-/// Along the ids: with a plus the index is of no use.
-const SEARCH: &str = "
+const DAY_MILLISECONDS: i64 = 86_400_000;
+
+/// Along the index. The times are compared in the index, all of it if necessary: they need not be in order, since the clock may have
+/// been wrong.
+const SELECT_NEWEST: &str = "
     SELECT batch, added_at, id FROM plants
-    WHERE id BETWEEN ?8 AND ?9 AND (?1 IS NULL OR tag = ?1) AND (?2 IS NULL OR instr(name, ?2) > 0)
-      AND +added_at >= ?3 AND +added_at < ?4 AND (+batch, +added_at, id) < (?5, ?6, ?7)";
+    WHERE added_at >= ?1 AND added_at < ?2 AND (batch, added_at, id) < (?3, ?4, ?5)
+    ORDER BY batch DESC, added_at DESC, id DESC LIMIT ?6";
 
-/// Looks at so many of the newest plants of the time.
-pub(super) fn walk(connection: &Connection, wanted: &Filter, len: u32) -> Result<Walk, Error> {
-    let mut walk = Walk {
-        found: Vec::new(),
-        looked_at: 0,
-        last: None,
-    };
-    let (tag, name_part) = (&wanted.tag, &wanted.name_part);
-    let [since, until] = [wanted.since, wanted.until].map(|place| stored(place).0);
-    let (batch, (time, id)) = (wanted.before.batch, stored(wanted.before));
-    let mut select = connection.prepare_cached(WALK)?;
-    let values = params![tag, name_part, since, until, batch, time, id, len];
-    let mut rows = select.query(values)?;
-    while let Some(row) = rows.next()? {
-        let place = place(row)?;
-        walk.looked_at += 1;
-        walk.last = Some(place);
-        if row.get(3)? {
-            walk.found.push(place);
+impl Sqlite {
+    pub(crate) fn count_plants(&mut self) -> Result<u64, StoreError> {
+        let sql = "SELECT count(*) FROM plants";
+        let count: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
+        Ok(count.unsigned_abs())
+    }
+
+    pub(crate) fn plants(
+        &mut self,
+        ids: &RangeInclusive<i64>,
+        limit: u32,
+    ) -> Result<Vec<PlantRecord>, StoreError> {
+        let sql = select_plants!("WHERE id BETWEEN ?1 AND ?2 ORDER BY id LIMIT ?3");
+        let mut select = self.connection.prepare_cached(sql)?;
+        let plants = select.query_map(params![ids.start(), ids.end(), limit], plant_record)?;
+        Ok(plants.collect::<Result<_, _>>()?)
+    }
+
+    pub(crate) fn get(
+        &mut self,
+        ids: &[i64],
+    ) -> Result<Vec<Result<PlantRecord, DamagedPlant>>, StoreError> {
+        let sql = select_plants!("WHERE id = ?1");
+        let mut select = self.connection.prepare_cached(sql)?;
+        let mut found = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let plant = select.query_row([id], |row| {
+                Ok(plant_record(row).map_err(|_| DamagedPlant { id }))
+            });
+            found.extend(plant.optional()?);
         }
+        Ok(found)
     }
-    if walk.looked_at < u64::from(len) {
-        walk.last = None;
-    }
-    Ok(walk)
-}
 
-/// Looks at every plant: where so many of the newest stand that are wanted.
-pub(super) fn search(
-    connection: &Connection,
-    wanted: &Filter,
-    len: usize,
-    read: &mut dyn FnMut(usize),
-) -> Result<Vec<Cursor>, Error> {
-    let (tag, name_part) = (&wanted.tag, &wanted.name_part);
-    let [since, until] = [wanted.since, wanted.until].map(|place| stored(place).0);
-    let (batch, (time, id)) = (wanted.before.batch, stored(wanted.before));
-    let mut select = connection.prepare_cached(SEARCH)?;
-    let mut newest = BinaryHeap::new();
-    each_range(connection, read, |ids| {
-        let (first, last) = ids.into_inner();
-        let values = params![tag, name_part, since, until, batch, time, id, first, last];
-        let mut rows = select.query(values)?;
-        while let Some(row) = rows.next()? {
-            newest.push(Reverse(place(row)?));
-            if newest.len() > len {
-                newest.pop();
+    pub(crate) fn find(
+        &mut self,
+        filter: &Filter,
+        before: Cursor,
+        limit: u32,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Cursor>, StoreError> {
+        let (since, until) = filter.time_range();
+        if filter.is_by_time() {
+            // In milliseconds, such that a plant is before the cursor if and only if it was.
+            let (time, id) = match before.microsecond.rem_euclid(1000) {
+                0 => (before.microsecond / 1000, before.id),
+                _ => (milliseconds(before.microsecond), i64::MIN),
+            };
+            let mut select = self.connection.prepare_cached(SELECT_NEWEST)?;
+            let [since, until] = [since, until].map(milliseconds);
+            let cursors = select.query_map(
+                params![since, until, before.batch, time, id, limit],
+                |row| Ok(cursor(row.get(0)?, row.get(1)?, row.get(2)?)),
+            )?;
+            let cursors: Vec<_> = cursors.collect::<Result<_, _>>()?;
+            // A damaged index can lead back to where a list began.
+            if cursors.first().is_some_and(|first| *first >= before)
+                || !cursors.is_sorted_by(|a, b| a > b)
+            {
+                return Err(StoreError::Damaged("the index is not in order".into()));
+            }
+            return Ok(cursors);
+        }
+        let mut newest = BinaryHeap::new();
+        self.scan(read, |row| {
+            let (name, tag) = (row.get_ref(1)?, row.get_ref(2)?);
+            let is_match = match (name.as_str(), tag.as_str_or_null()) {
+                (Ok(name), Ok(tag)) => filter.matches(name, tag),
+                _ => true, // damaged, which `get` reports
+            };
+            if is_match {
+                let found = cursor(row.get(6)?, row.get(3)?, row.get(0)?);
+                if found < before && (since..until).contains(&found.microsecond) {
+                    newest.push(Reverse(found));
+                    if newest.len() > limit as usize {
+                        newest.pop();
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        let newest = newest.into_sorted_vec().into_iter();
+        Ok(newest.map(|Reverse(cursor)| cursor).collect())
+    }
+
+    pub(crate) fn statistics(
+        &mut self,
+        now: Timestamp,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Statistics, StoreError> {
+        let mut all = Statistics::until(now);
+        let mut tags: HashMap<String, (u64, Reverse<i64>)> = HashMap::new();
+        self.scan(read, |row| {
+            all.plants += 1;
+            let Some(plant) = rows::plant(row) else {
+                all.damaged += 1;
+                return Ok(());
+            };
+            match plant.tag {
+                None => all.without_tag += 1,
+                Some(tag) => match tags.get_mut(tag) {
+                    Some((plants, _)) => *plants += 1,
+                    None => drop(tags.insert(tag.to_owned(), (1, Reverse(plant.id)))),
+                },
+            }
+            all.count_day(plant.added_at.div_euclid(DAY_MILLISECONDS), 1);
+            Ok(())
+        })?;
+        let mut tags: Vec<_> = tags.into_iter().collect();
+        tags.sort_unstable_by_key(|(_, plants)| Reverse(*plants));
+        tags.truncate(TAGS_MAX as usize);
+        all.tags = tags
+            .into_iter()
+            .map(|(tag, (plants, _))| (tag, plants))
+            .collect();
+        let sql = "SELECT count(*) FROM tokens";
+        let tokens: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
+        all.tokens = tokens.unsigned_abs();
+        let path = self.connection.path();
+        if let Some(size) = path.and_then(|path| footprint(path.as_ref()).ok()) {
+            all.database_bytes = Some(size.database);
+            all.wal_bytes = Some(size.wal);
+        }
+        Ok(all)
+    }
+
+    /// Visits every plant by id, in rows of `select_plants`, and reports after each transaction how many it has read. What is added
+    /// meanwhile may be visited or not.
+    fn scan(
+        &self,
+        read: &mut dyn FnMut(usize),
+        mut visit: impl FnMut(&Row<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let sql = select_plants!("WHERE id >= ?1 ORDER BY id");
+        let mut select = self.connection.prepare_cached(sql)?;
+        let mut next = Some(i64::MIN);
+        while let Some(first) = next.take() {
+            let start = Instant::now();
+            let mut plants = 0;
+            let mut rows = select.query([first])?;
+            while let Some(row) = rows.next()? {
+                visit(row)?;
+                plants += 1;
+                if plants % 256 == 0 && start.elapsed() >= SCAN_TRANSACTION {
+                    next = row.get::<_, i64>(0)?.checked_add(1);
+                    break;
+                }
+            }
+            read(plants);
+        }
+        Ok(())
+    }
+
+    /// Plants are never changed or deleted, and each transaction that adds plants has a higher batch number than all before it. So the
+    /// plants up to the highest batch number at the start are a snapshot, although several transactions read them. (Plants that
+    /// `plantstore copy` inserts meanwhile have batch number 0 and may be exported or not.)
+    pub(crate) fn export(
+        &mut self,
+        visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        let cutoff = rows::last_batch(&self.connection)?;
+        let mut next = Some(i64::MIN);
+        while let Some(first) = next {
+            let page = self.page(first, cutoff)?;
+            next = page.next_id();
+            if visit(&page).is_break() {
+                break;
             }
         }
         Ok(())
-    })?;
-    let newest = newest.into_sorted_vec();
-    Ok(newest.into_iter().map(|Reverse(place)| place).collect())
-}
-
-/// The plants with these ids, in this order.
-pub(super) fn found(connection: &Connection, ids: &[i64]) -> Result<Vec<Found>, Error> {
-    let mut select = connection.prepare_cached(SELECT_PLANT)?;
-    let mut found = Vec::with_capacity(ids.len());
-    for id in ids {
-        let one = select.query_row([id], |row| {
-            Ok(rows::plant_record(row).map_or(Found::Damaged(*id), Found::Plant))
-        });
-        found.extend(one.optional()?);
     }
-    Ok(found)
+
+    /// Reads every plant and skips those after the cutoff here instead of in SQL, so that a plant whose batch number is damaged is
+    /// an error and not left out.
+    fn page(&self, first: i64, cutoff: i64) -> Result<PlantPage, StoreError> {
+        let sql = select_plants!("WHERE id >= ?1 ORDER BY id");
+        let mut select = self.connection.prepare_cached(sql)?;
+        let mut rows = select.query([first])?;
+        let mut page = PlantPage::default();
+        while !page.is_full()
+            && let Some(row) = rows.next()?
+        {
+            let plant = plant_record(row)?;
+            if row.get::<_, i64>("batch")? <= cutoff {
+                page.push(plant);
+            }
+        }
+        Ok(page)
+    }
 }
 
-/// Of `batch, added_at, id`.
-fn place(row: &Row<'_>) -> Result<Cursor, Error> {
-    let added_at: i64 = row.get(1)?;
-    Ok(Cursor {
-        batch: row.get(0)?,
+fn cursor(batch: i64, added_at: i64, id: i64) -> Cursor {
+    Cursor {
+        batch,
         microsecond: added_at.saturating_mul(1000),
-        id: row.get(2)?,
-    })
+        id,
+    }
 }
 
-/// A place in milliseconds, such that what stands before it still does.
-fn stored(place: Cursor) -> (i64, i64) {
-    let milliseconds = place.microsecond.div_euclid(1000);
-    match place.microsecond.rem_euclid(1000) {
-        0 => (milliseconds, place.id),
-        _ => (milliseconds + 1, i64::MIN),
-    }
+/// Rounded up.
+fn milliseconds(microseconds: i64) -> i64 {
+    microseconds.div_euclid(1000) + i64::from(microseconds.rem_euclid(1000) > 0)
 }

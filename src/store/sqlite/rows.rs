@@ -1,5 +1,5 @@
-//! Rows, each with a checksum. SQLite keeps none, and would take what a disk has changed for what was
-//! stored: a plant sent again would be told that its id belongs to another.
+//! Rows with their checksums. SQLite has no page checksums and returns whatever the disk has: without a checksum, a replay of a plant
+//! that the disk has changed would be a conflict.
 
 use crc32fast::Hasher;
 use jiff::Timestamp;
@@ -10,26 +10,23 @@ use crate::plant::Plant;
 use crate::store::types::{PlantRecord, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
-/// What `plant` reads.
-pub(super) const SELECT_PLANTS: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants";
-pub(super) const SELECT_PLANT: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id = ?1";
+/// `SELECT` with the columns that `plant` reads.
+macro_rules! select_plants {
+    ($rest:literal) => {
+        concat!(
+            "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants ",
+            $rest
+        )
+    };
+}
+pub(super) use select_plants;
 
-pub(super) const SELECT_RANGE: &str =
-    "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id BETWEEN ?1 AND ?2
-     ORDER BY id LIMIT ?3";
-
-pub(super) const SELECT_FROM: &str = "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id >= ?1 ORDER BY id";
-
-pub(super) const SELECT_ALL: &str = "SELECT id, name, tag, added_at, added_by, checksum, batch FROM plants WHERE id BETWEEN ?1 AND ?2";
-
-/// What `insert` runs: it leaves what is there.
+/// Leaves a plant that exists.
 pub(super) const INSERT_PLANT: &str =
     "INSERT INTO plants (id, name, tag, added_at, added_by, checksum, batch)
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO NOTHING";
 
-/// Everything of a plant that is stored, as it is stored.
+/// A plant as it is stored.
 #[derive(Clone, Copy)]
 pub(super) struct PlantRow<'a> {
     pub(super) id: i64,
@@ -84,7 +81,7 @@ pub(super) fn newest(connection: &Connection) -> Result<Option<i64>, Error> {
     connection.query_row(sql, [], |row| row.get(0)).optional()
 }
 
-/// Stores a plant with its checksum; 0 if the id is taken.
+/// Inserts a plant with its checksum. Returns 0 if the id is taken.
 pub(super) fn insert(insert: &mut Statement<'_>, row: &PlantRow<'_>) -> Result<usize, Error> {
     insert.execute(params![
         row.id,
@@ -97,7 +94,6 @@ pub(super) fn insert(insert: &mut Statement<'_>, row: &PlantRow<'_>) -> Result<u
     ])
 }
 
-/// The plant of a row, if it is what was stored.
 pub(super) fn plant_record(row: &Row<'_>) -> Result<PlantRecord, Error> {
     let found = plant(row).ok_or_else(|| damaged("a plant is not what was stored"))?;
     Ok(PlantRecord {
@@ -111,7 +107,7 @@ pub(super) fn plant_record(row: &Row<'_>) -> Result<PlantRecord, Error> {
     })
 }
 
-/// The plant of a row; none, if it is not what was stored.
+/// None if the row is not what was stored.
 pub(super) fn plant<'a>(row: &'a Row<'_>) -> Option<PlantRow<'a>> {
     let number = |column| -> Option<i64> { row.get(column).ok() };
     let plant = PlantRow {
@@ -125,7 +121,7 @@ pub(super) fn plant<'a>(row: &'a Row<'_>) -> Option<PlantRow<'a>> {
     (number(5)? == i64::from(plant.checksum())).then_some(plant)
 }
 
-/// Everything of a token that must not change unseen. When it was last used may.
+/// A token as it is stored, but for the time of its last use, which the checksum leaves out.
 #[derive(Clone, Copy)]
 pub(super) struct TokenRow<'a> {
     pub(super) name: &'a str,
@@ -168,7 +164,7 @@ impl<'a> From<&'a TokenRecord> for TokenRow<'a> {
     }
 }
 
-/// The token of a row of `SELECT *`, if it is what was stored.
+/// From a row of `SELECT *`.
 pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
     let optional_time = |column: &str| -> Result<Option<Timestamp>, Error> {
         let milliseconds: Option<i64> = row.get(column)?;
@@ -202,7 +198,7 @@ fn number(hasher: &mut Hasher, number: i64) {
     hasher.update(&number.to_le_bytes());
 }
 
-/// With its length before it, so that no two rows read the same; none is not the empty text.
+/// With its length, so that no two rows have the same bytes; none differs from the empty text.
 fn text(hasher: &mut Hasher, text: Option<&[u8]>) {
     let len = text.map_or(u64::MAX, |text| text.len() as u64);
     hasher.update(&len.to_le_bytes());

@@ -1,72 +1,98 @@
-//! Tokens in SQLite, written with their checksums, each change in a transaction that is given.
+//! Tokens in SQLite, written with their checksums.
 
 use jiff::Timestamp;
 use rusqlite::{Error, OptionalExtension, Transaction, params};
 
+use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{self, TokenRow};
+use crate::store::sqlite::{Sqlite, begin_write};
 use crate::store::types::{NewToken, TokenRecord};
+use crate::token::TokenDigest;
 
-/// Keeps a new token. False when the name is taken.
-pub(super) fn create(transaction: Transaction<'_>, token: &NewToken<'_>) -> Result<bool, Error> {
-    let row = TokenRow {
-        name: token.name,
-        digest: token.digest.as_bytes(),
-        rate_limit: token.rate_limit,
-        created_at: Timestamp::now().as_millisecond(),
-        expires_at: token.expires_at.map(Timestamp::as_millisecond),
-        revoked_at: None,
-    };
-    let inserted = transaction.execute(
-        "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at, checksum)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (name) DO NOTHING",
-        params![
-            row.name,
-            row.digest,
-            row.rate_limit,
-            row.created_at,
-            row.expires_at,
-            row.checksum(),
-        ],
-    )?;
-    transaction.commit()?;
-    Ok(inserted == 1)
-}
-
-/// Revokes a token for good. `None` when there is none of that name, `Some(false)` when it was
-/// revoked before.
-pub(super) fn revoke(transaction: Transaction<'_>, name: &str) -> Result<Option<bool>, Error> {
-    let sql = "SELECT * FROM tokens WHERE name = ?1";
-    let known = transaction.query_row(sql, [name], rows::token).optional()?;
-    let Some(token) = known else {
-        return Ok(None);
-    };
-    if token.revoked_at.is_some() {
-        return Ok(Some(false));
+impl Sqlite {
+    pub(crate) fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+        let transaction = begin_write(&mut self.connection)?;
+        let row = TokenRow {
+            name: token.name,
+            digest: token.digest.as_bytes(),
+            rate_limit: token.rate_limit,
+            created_at: Timestamp::now().as_millisecond(),
+            expires_at: token.expires_at.map(Timestamp::as_millisecond),
+            revoked_at: None,
+        };
+        let inserted = transaction.execute(
+            "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at, checksum)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (name) DO NOTHING",
+            params![
+                row.name,
+                row.digest,
+                row.rate_limit,
+                row.created_at,
+                row.expires_at,
+                row.checksum(),
+            ],
+        )?;
+        transaction.commit()?;
+        Ok(inserted == 1)
     }
-    let revoked = TokenRow {
-        revoked_at: Some(Timestamp::now().as_millisecond()),
-        ..TokenRow::from(&token)
-    };
-    transaction.execute(
-        "UPDATE tokens SET revoked_at = ?2, checksum = ?3 WHERE id = ?1",
-        params![token.id.0, revoked.revoked_at, revoked.checksum()],
-    )?;
-    transaction.commit()?;
-    Ok(Some(true))
-}
 
-/// Inserts tokens of another store, and merges the state of those that are there already by their digest. Fails, and
-/// changes nothing, if another token has the id or the name of one of them.
-pub(super) fn merge(transaction: Transaction<'_>, tokens: &[TokenRecord]) -> Result<(), Error> {
-    for token in tokens {
-        let sql = "SELECT * FROM tokens WHERE digest = ?1";
-        let known = transaction.query_row(sql, [token.digest.as_bytes()], rows::token);
-        match known.optional()? {
-            Some(known) => merge_state(&transaction, known, token)?,
-            None => insert(&transaction, token)?,
+    pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
+        let transaction = begin_write(&mut self.connection)?;
+        let sql = "SELECT * FROM tokens WHERE name = ?1";
+        let known = transaction.query_row(sql, [name], rows::token).optional()?;
+        let Some(token) = known else {
+            return Ok(None);
+        };
+        if token.revoked_at.is_some() {
+            return Ok(Some(false));
         }
+        let revoked = TokenRow {
+            revoked_at: Some(Timestamp::now().as_millisecond()),
+            ..TokenRow::from(&token)
+        };
+        transaction.execute(
+            "UPDATE tokens SET revoked_at = ?2, checksum = ?3 WHERE id = ?1",
+            params![token.id.0, revoked.revoked_at, revoked.checksum()],
+        )?;
+        transaction.commit()?;
+        Ok(Some(true))
     }
-    transaction.commit()
+
+    pub(crate) fn has_tokens(&mut self) -> Result<bool, StoreError> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM tokens)";
+        Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
+    }
+
+    pub(crate) fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
+        let sql = "SELECT * FROM tokens ORDER BY id";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let tokens = select.query_map([], rows::token)?;
+        Ok(tokens.collect::<Result<_, _>>()?)
+    }
+
+    pub(crate) fn token(
+        &mut self,
+        digest: &TokenDigest,
+    ) -> Result<Option<TokenRecord>, StoreError> {
+        let sql = "SELECT * FROM tokens WHERE digest = ?1";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let token = select.query_row([digest.as_bytes()], rows::token);
+        Ok(token.optional()?)
+    }
+
+    /// Fails, and changes nothing, if another token has the id or the name of one of them.
+    pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        let transaction = begin_write(&mut self.connection)?;
+        for token in tokens {
+            let sql = "SELECT * FROM tokens WHERE digest = ?1";
+            let known = transaction.query_row(sql, [token.digest.as_bytes()], rows::token);
+            match known.optional()? {
+                Some(known) => merge_state(&transaction, known, token)?,
+                None => insert(&transaction, token)?,
+            }
+        }
+        Ok(transaction.commit()?)
+    }
 }
 
 fn insert(transaction: &Transaction<'_>, token: &TokenRecord) -> Result<(), Error> {

@@ -1,119 +1,127 @@
-//! Is all that is stored what was stored? Reads everything: for `plantstore check`.
+//! `plantstore check`: reads everything, the structure first and then every row with its checksum.
 
 use std::collections::HashMap;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Error, ErrorCode, Row};
 
-use crate::store::sqlite::rows::{SELECT_PLANTS, plant, token};
+use crate::store::error::StoreError;
+use crate::store::sqlite::Sqlite;
+use crate::store::sqlite::rows::{plant, select_plants, token};
 use crate::store::types::{Checked, Finding};
 
-/// So many plants are read before it is told.
-const TOLD_AFTER: usize = 1000;
+/// The number of plants between two reports.
+const REPORT_INTERVAL: usize = 1000;
 
-/// Looks at the structure, then at every row. What is wrong is told as it is found, in words.
-pub(super) fn check(
-    connection: &Connection,
-    tell: &mut dyn FnMut(Finding),
-) -> Result<Checked, Error> {
-    let mut check = Check { connection, tell };
-    check.structure()?;
-    let mut adders = HashMap::new();
-    let plants = check.plants(&mut adders)?;
-    // Tokens are never deleted: those that are read last include all that were used before.
-    let tokens = check.tokens(&mut adders)?;
-    for (token, plant) in adders {
-        let problem = format!("plant {plant}: added by token {token}, which is not there");
-        tell(Finding::Wrong(problem));
-    }
-    Ok(Checked { plants, tokens })
-}
+type Report<'a> = &'a mut dyn FnMut(Finding);
 
-struct Check<'a> {
-    connection: &'a Connection,
-    tell: &'a mut dyn FnMut(Finding),
-}
-
-impl Check<'_> {
-    fn structure(&mut self) -> Result<(), Error> {
-        self.each("structure", "PRAGMA integrity_check(20)", |row, tell| {
-            let verdict: String = row.get(0)?;
-            // The first line of a longer report names the database, of which there is one.
-            let lines = verdict
-                .lines()
-                .filter(|line| *line != "ok" && !line.starts_with("***"));
-            lines.for_each(|line| tell(Finding::Wrong(format!("structure: {line}"))));
-            Ok(())
-        })
-    }
-
-    /// How many plants there are. For each token that added any, one of them is kept.
-    fn plants(&mut self, adders: &mut HashMap<i64, i64>) -> Result<u64, Error> {
-        // Only for whoever waits: if they cannot be counted, reading them will tell.
-        let all = self
-            .connection
-            .query_row("SELECT count(*) FROM plants", [], |row| row.get(0));
-        (self.tell)(Finding::Plants(all.map_or(0, i64::unsigned_abs)));
-        let mut count = 0;
-        self.each("plants", SELECT_PLANTS, |row, tell| {
-            count += 1;
-            if count % TOLD_AFTER == 0 {
-                tell(Finding::Read(TOLD_AFTER));
-            }
-            if let Some(plant) = plant(row) {
-                adders.entry(plant.added_by).or_insert(plant.id);
-            } else {
-                let id: i64 = row.get(0)?;
-                tell(Finding::Wrong(format!("plant {id}: not what was stored")));
-            }
-            Ok(())
-        })?;
-        Ok(count as u64)
-    }
-
-    /// How many tokens there are. Those that are there are taken from the adders.
-    fn tokens(&mut self, adders: &mut HashMap<i64, i64>) -> Result<u64, Error> {
-        let mut count = 0;
-        self.each("tokens", "SELECT * FROM tokens", |row, tell| {
-            count += 1;
-            let id = row.get("id")?;
-            adders.remove(&id);
-            if token(row).is_err() {
-                tell(Finding::Wrong(format!("token {id}: not what was stored")));
-            }
-            Ok(())
-        })?;
-        Ok(count)
-    }
-
-    /// Every row of an answer. A table that cannot be read is what this looks for, and no reason to
-    /// stop looking.
-    fn each(
-        &mut self,
-        what: &str,
-        sql: &str,
-        mut row: impl FnMut(&Row<'_>, &mut dyn FnMut(Finding)) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let read = self.connection.prepare(sql).and_then(|mut select| {
-            let mut rows = select.query([])?;
-            while let Some(next) = rows.next()? {
-                row(next, self.tell)?;
-            }
-            Ok(())
-        });
-        let damage = |error: &Error| {
-            let code = error.sqlite_error_code();
-            matches!(
-                code,
-                Some(ErrorCode::DatabaseCorrupt | ErrorCode::SystemIoFailure)
-            )
-        };
-        match read {
-            Err(error) if damage(&error) => {
-                let problem = format!("{what}: cannot be read to the end: {error}");
-                (self.tell)(Finding::Wrong(problem));
-                Ok(())
-            }
-            other => other,
+impl Sqlite {
+    pub(crate) fn check(&mut self, report: Report<'_>) -> Result<Checked, StoreError> {
+        // Nothing is written to a disk that may be damaged: closing must not run a checkpoint.
+        let connection = &self.connection;
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        check_structure(connection, report)?;
+        // For each token that added plants, one of the plants.
+        let mut added_by = HashMap::new();
+        let plants = check_plants(connection, report, &mut added_by)?;
+        // Tokens are never deleted, so reading them last includes all that were used before.
+        let tokens = check_tokens(connection, report, &mut added_by)?;
+        for (token, plant) in added_by {
+            let problem = format!("plant {plant}: added by token {token}, which is not there");
+            report(Finding::Problem(problem));
         }
+        Ok(Checked { plants, tokens })
+    }
+}
+
+fn check_structure(connection: &Connection, report: Report<'_>) -> Result<(), Error> {
+    let sql = "PRAGMA integrity_check(20)";
+    for_each_row(connection, report, "structure", sql, |row, report| {
+        let found: String = row.get(0)?;
+        // The first line of a longer report names the database, of which there is one.
+        let lines = found
+            .lines()
+            .filter(|line| *line != "ok" && !line.starts_with("***"));
+        lines.for_each(|line| report(Finding::Problem(format!("structure: {line}"))));
+        Ok(())
+    })
+}
+
+fn check_plants(
+    connection: &Connection,
+    report: Report<'_>,
+    added_by: &mut HashMap<i64, i64>,
+) -> Result<u64, Error> {
+    // For the progress bar only: if they cannot be counted, reading them reports why.
+    let total = connection.query_row("SELECT count(*) FROM plants", [], |row| row.get(0));
+    report(Finding::Total(total.map_or(0, i64::unsigned_abs)));
+    let mut count = 0;
+    let sql = select_plants!("");
+    for_each_row(connection, report, "plants", sql, |row, report| {
+        count += 1;
+        if count % REPORT_INTERVAL == 0 {
+            report(Finding::Read(REPORT_INTERVAL));
+        }
+        if let Some(plant) = plant(row) {
+            added_by.entry(plant.added_by).or_insert(plant.id);
+        } else {
+            let id: i64 = row.get(0)?;
+            let problem = format!("plant {id}: not what was stored");
+            report(Finding::Problem(problem));
+        }
+        Ok(())
+    })?;
+    Ok(count as u64)
+}
+
+/// Removes the tokens that exist from `added_by`.
+fn check_tokens(
+    connection: &Connection,
+    report: Report<'_>,
+    added_by: &mut HashMap<i64, i64>,
+) -> Result<u64, Error> {
+    let mut count = 0;
+    let sql = "SELECT * FROM tokens";
+    for_each_row(connection, report, "tokens", sql, |row, report| {
+        count += 1;
+        let id = row.get("id")?;
+        added_by.remove(&id);
+        if token(row).is_err() {
+            let problem = format!("token {id}: not what was stored");
+            report(Finding::Problem(problem));
+        }
+        Ok(())
+    })?;
+    Ok(count)
+}
+
+/// Damage that ends the query early is reported and is not an error.
+fn for_each_row(
+    connection: &Connection,
+    report: Report<'_>,
+    what: &str,
+    sql: &str,
+    mut visit: impl FnMut(&Row<'_>, Report<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    use ErrorCode::{DatabaseCorrupt, SystemIoFailure};
+    let read = connection.prepare(sql).and_then(|mut select| {
+        let mut rows = select.query([])?;
+        while let Some(row) = rows.next()? {
+            visit(row, report)?;
+        }
+        Ok(())
+    });
+    match read {
+        Err(error)
+            if matches!(
+                error.sqlite_error_code(),
+                Some(DatabaseCorrupt | SystemIoFailure)
+            ) =>
+        {
+            let problem = format!("{what}: cannot be read to the end: {error}");
+            report(Finding::Problem(problem));
+            Ok(())
+        }
+        other => other,
     }
 }
