@@ -27,8 +27,8 @@ class Contender:
     """One server, its own directory and its own store."""
 
     name = ""
-    promise = ""  # what a good answer means, and what it does not
-    durable = True  # a good answer means that the plant is stored, and survives a power cut
+    promise = ""  # what a success response means, and what it does not
+    durable = True  # a success response means that the plant is stored, and survives a power failure
     peer = True  # not ours, not the floor
     path = "/plants"
     expect = 200
@@ -132,7 +132,7 @@ class Contender:
 
 class PlantStore(Contender):
     name = "Plant Store"
-    promise = "On disk. The same plant again is the same answer."
+    promise = "On disk. Replays get the same response."
     peer = False
 
     def prepare(self):
@@ -153,7 +153,7 @@ class PlantStore(Contender):
 
 class Floor(PlantStore):
     name = "floor"
-    promise = "Nothing: our HTTP, authentication and decoding, and no store."
+    promise = "Nothing: HTTP, authentication and decoding without a store."
     durable = False
 
     def command(self):
@@ -189,21 +189,21 @@ class Fastify(Contender):
 class FastifyFull(Fastify):
     name = "Fastify, FULL"
     synchronous = "FULL"
-    promise = "On disk. Ids beyond 2^53 are rounded; the same plant again is an error."
+    promise = "On disk. Ids beyond 2^53 are rounded; a replay is an error."
 
 
 class FastifyNormal(Fastify):
     name = "Fastify, NORMAL"
     synchronous = "NORMAL"
     durable = False
-    promise = "**Not on disk**: a power cut undoes the last adds. Otherwise as FULL."
+    promise = "**Not on disk**: a power failure loses the last adds. Otherwise as FULL."
 
 
 class PocketBase(Contender):
     """Its auth record's token, a rule that asks for one, request log as it comes; durable through a hook."""
 
     name = "PocketBase"
-    promise = "On disk through a hook of ours; **as it comes, a power cut undoes the last adds**. Ids are text."
+    promise = "On disk through a hook of ours; **by default a power failure loses the last adds**. Ids are text."
     path = "/api/collections/plants/records"
     bodies = ('{"id":"@id","name":"@name"}', '{"id":"@id","name":"@name","tag":"indoor"}')
     email = "gardener@example.com"
@@ -246,7 +246,7 @@ class Rqlite(Contender):
     """One node, as it comes: every add is an entry of the Raft log, which is synced."""
 
     name = "rqlite"
-    promise = "On disk, in the Raft log. An error of SQLite is a 200 too, told in the body."
+    promise = "On disk, in the Raft log. An SQLite error is also a 200, reported in the body."
     path = "/db/execute"
     bodies = (
         '[["INSERT INTO plants (id, name, tag) VALUES (?, ?, ?)", @id, "@name", null]]',
@@ -291,7 +291,7 @@ class RqliteQueue(Rqlite):
     name = "rqlite, queue"
     path = "/db/execute?queue&wait"
     durable = False
-    promise = "On disk, in the Raft log. **A taken id, or any error of SQLite, is not told.**"
+    promise = "On disk, in the Raft log. **An id conflict, or any SQLite error, is not reported.**"
 
 
 class OnPostgres(Contender):
@@ -327,7 +327,7 @@ class PlantStorePostgres(OnPostgres, PlantStore):
     """Ours over the same server as PostgREST."""
 
     name = "Plant Store, PostgreSQL"
-    promise = "Committed by PostgreSQL, on its disk. The same plant again is the same answer."
+    promise = "Committed by PostgreSQL, on its disk. Replays get the same response."
     table = "plantstore/plants"
 
     @classmethod
@@ -348,7 +348,7 @@ class PostgREST(OnPostgres):
     commits share a sync; it is kept while others are measured."""
 
     name = "PostgREST"
-    promise = "On disk. The same plant again is an error."
+    promise = "On disk. A replay is an error."
     expect = 201
     table = "postgres/api.plants"
 

@@ -13,18 +13,20 @@ DOCS = pathlib.Path(os.environ.get("BENCH_DOCS", measure.ROOT / "docs"))
 MIB = 2**20
 INTRODUCTION = """# Performance
 
-`make bench` writes the first part of this page, `make bench-growth` the second. A timing means something beside another one
-from the same run, so read the ratios.
+Reproduce these numbers with `make bench` (first part, about 15 minutes) and `make bench-growth` (second part, about an hour). They
+rewrite this page. Absolute numbers depend on the machine; compare the ratios of one run.
 """
-METHOD = """Every server runs on the same machine as the load generator, as an unprivileged user, over loopback, with a fresh store
-on the same disk and the settings that its documentation recommends for production. All of them are up all the time; one at a time
-is measured, the others are idle, and `sync` is called before each turn. A round goes through the numbers of connections, and for
-each through all contenders, in an order that moves on with each round; a number here is the median over {rounds} rounds of
-{seconds:g} s. The load generator (`bench/load`) is one thread of ours. It sends the same plants to all: ids ascending, half of them
-with a tag, one plant a request, each authenticated; before the clock starts, every connection has had one answer. Peak memory and
-CPU are those of all processes of a server. Bytes on disk are what its directory grew by, without PostgreSQL's log, which has a size
-of its own. A *durable* peer is one whose good answer means that the plant is stored and survives
-a power cut (rqlite's queue says nothing of a plant that it could not store); *best* is the best of those, column by column.
+METHOD = """Every server runs on the same machine as the load generator, as an unprivileged user, over loopback, with a fresh store on the same
+disk and the settings that its documentation recommends for production. All servers run all the time; one is measured, the others are
+idle, and `sync` is called before each turn. A round goes through the numbers of connections, and for each through all servers, in an
+order that changes with each round. A number is the median over {rounds} rounds of {seconds:g} s. The load generator (`bench/load`)
+has one thread. It sends the same plants to all servers: ids ascending, half of them with a tag, one plant per request, each
+authenticated. Before the measurement starts, every connection has had one response. Peak memory and CPU are those of all processes of a
+server. Bytes on disk are the growth of its directory, without PostgreSQL's WAL, which has a fixed size.
+
+*floor* is our HTTP server without a store: the upper limit. A peer is *durable* if its success response means that the plant is stored and
+survives a power failure (rqlite's queue does not report a plant that it could not store). *best* is the best durable peer of each
+column.
 """
 
 
@@ -56,7 +58,7 @@ def verdict(text, value, sense, limit, unit):
 
 
 def verdict_table(verdicts):
-    return table(["wish", "measured", "wanted", "verdict"], verdicts)
+    return table(["target", "measured", "required", "result"], verdicts)
 
 
 def write_section(name, markdown):
@@ -79,7 +81,7 @@ def provenance():
 
 
 class Peers:
-    """The first part: everybody beside each other."""
+    """The first part: the comparison."""
 
     def __init__(self, contenders, closed, opened, sync_us, singles, memory_run, left_out, rounds, seconds):
         self.single_rows = statistics.median(singles) if singles else None
@@ -107,30 +109,30 @@ class Peers:
         stores = [contender for contender in self.contenders if contender.stored is not None]
         differing = sum(abs(contender.added - contender.stored) for contender in stores)
         rows = [
-            verdict("adds/s at 256 connections, of the floor's", ours(256, "rate") / floor(256, "rate"), "≥", 0.85, "%"),
-            verdict("p50 of one connection, to one write and fdatasync of 4 KiB and the floor's p50", one, "≤", 1.5, "×"),
+            verdict("adds/s at 256 connections, relative to the floor", ours(256, "rate") / floor(256, "rate"), "≥", 0.85, "%"),
+            verdict("p50 of one connection, relative to one 4 KiB write and fdatasync plus the floor's p50", one, "≤", 1.5, "×"),
             verdict(f"peak memory at 256 connections, {adds:,} adds, default settings", peak / MIB, "≤", 64, "MiB"),
-            verdict("acknowledged and not in the store, or the other way round, all contenders", differing, "≤", 0, "plants"),
+            verdict("difference between acknowledged and stored, all servers", differing, "≤", 0, "plants"),
         ]
         if self.durable_peers:
             peer, rate = self.best(256, "rate", max)
-            text = f"adds/s at 256 connections, to the best durable peer's ({peer})"
+            text = f"adds/s at 256 connections, relative to the best durable peer ({peer})"
             rows.insert(1, verdict(text, ours(256, "rate") / rate, "≥", 6, "×"))
             peer, p99 = self.best(64, "p99_us")
-            text = f"p99 at 64 connections, how much lower than the best durable peer's ({peer})"
+            text = f"p99 at 64 connections, times lower than the best durable peer ({peer})"
             rows.insert(2, verdict(text, p99 / ours(64, "p99_us"), "≥", 5, "×"))
         names = {contender.name for contender in self.contenders}
         if {"PostgREST", "Plant Store, PostgreSQL"} <= names:
             over = self.at("Plant Store, PostgreSQL", 256, "rate")
-            text = "Plant Store over PostgreSQL, adds/s at 256 connections, to PostgREST's on the same server"
+            text = "Plant Store over PostgreSQL, adds/s at 256 connections, relative to PostgREST on the same server"
             rows.append(verdict(text, over / self.at("PostgREST", 256, "rate"), "≥", 8, "×"))
-            text = f"… to the {self.single_rows:,.0f} single-row inserts/s of `pgbench -M prepared -c 32` there"
+            text = f"… relative to the {self.single_rows:,.0f} single-row inserts/s of `pgbench -M prepared -c 32`"
             rows.append(verdict(text, over / self.single_rows, "≥", 1, "×"))
         return rows
 
     def main_table(self, connections=256):
         head = ["256 connections", "adds/s", "of floor", "of best", "p50 ms", "p99 ms", "p99.9 ms", "memory MiB", "bytes/plant",
-                "CPU s/1000 adds", "generator: of a core", "of all CPU", "wrong", "a good answer means"]  # fmt: skip
+                "CPU s/1000 adds", "generator: of a core", "of all CPU", "errors", "a success response means"]  # fmt: skip
         floor = self.at("floor", connections, "rate")
         best = self.best(connections, "rate", max)[1] if self.durable_peers else float("nan")
         rows = []
@@ -157,7 +159,7 @@ class Peers:
             ours = self.at("Plant Store", connections, key)
             peer, value = self.best(connections, key, better) if self.durable_peers else ("none", float("nan"))
             rows.append([title, f"{ours / value:.2f}×", peer, f"{ours / self.at('floor', connections, key):.2f}×"])
-        return table(["Plant Store, 256 connections", "to best durable peer", "which is", "to floor"], rows)
+        return table(["Plant Store, 256 connections", "relative to best durable peer", "peer", "relative to floor"], rows)
 
     def level_table(self, key, show):
         row = lambda name: [name, *(show(self.at(name, level, key)) for level in self.levels)]
@@ -170,22 +172,22 @@ class Peers:
                 latencies = (f"{result[key] / 1000:.2f}" for key in ("p50_us", "p99_us", "p999_us", "max_us"))
                 rates = (f"{result[key]:,.0f}" for key in ("asked", "rate"))
                 rows.append([contender.name, *rates, *latencies, f"{result['wrong']:.0f}"])
-        return table(["open loop", "asked adds/s", "adds/s", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "wrong"], rows)
+        return table(["open loop", "target adds/s", "adds/s", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "errors"], rows)
 
     def write(self):
         verdicts = verdict_table(self.verdicts())
         left_out = [f"Left out: {name}: `{' '.join(reason.split())}`" for name, reason in self.left_out.items()]
         parts = [
-            "## Beside others", provenance(), METHOD.format(rounds=self.rounds, seconds=self.seconds), *left_out, verdicts,
+            "## Comparison with other servers", provenance(), METHOD.format(rounds=self.rounds, seconds=self.seconds), *left_out, verdicts,
             self.main_table(), self.ratio_table(),
             f"One 4 KiB write and fdatasync took {self.sync_us:.0f} µs on this disk in the same run (median).",
-            "![adds a second over connections](performance.svg)",
-            "### Adds a second", self.level_table("rate", lambda rate: f"{rate:,.0f}"),
+            "![adds per second by connections](performance.svg)",
+            "### Adds per second", self.level_table("rate", lambda rate: f"{rate:,.0f}"),
             "### p50 in ms", self.level_table("p50_us", lambda us: f"{us / 1000:.2f}"),
             "### p99 in ms", self.level_table("p99_us", lambda us: f"{us / 1000:.2f}"),
-            "### At half its maximum",
-            "Requests are sent on time, at 50 % of the contender's own highest median above, over 256 connections; latency counts "
-            "from when a request should have been sent, so a server that stalls pays for everybody who had to wait.",
+            "### Latency at half of the maximum throughput",
+            "Open loop: requests are sent at a fixed rate, 50 % of the server's own highest median above, over 256 connections. Latency is "
+            "measured from the time when a request was due, so it includes the waiting time behind a stall.",
             self.open_table(),
         ]  # fmt: skip
         for part in (self.main_table(), self.ratio_table(), self.open_table(), verdicts):
@@ -198,7 +200,7 @@ class Peers:
         names = sorted((contender.name for contender in self.contenders), key=lambda name: name != "Plant Store")
         rates = lambda name: [self.at(name, level, "rate") for level in self.levels]
         series = [(name, rates(name), kinds.get(name, "")) for name in names]
-        title, unit = "Throughput", "adds a second (logarithmic)"
+        title, unit = "Throughput", "adds per second (logarithmic)"
         return chart.panel(title, unit, "connections", self.levels, series, logarithmic=True)
 
 
@@ -214,9 +216,9 @@ class Growth:
         kept = lambda order: self.orders[order][largest]["of_small"]
         start_ms = max(order[largest]["start_ms"] for order in self.orders.values())
         return [
-            verdict(f"adds/s at {largest:,} plants, of those at 10,000: ascending", kept("ascending"), "≥", 0.9, "%"),
-            verdict(f"adds/s at {largest:,} plants, of those at 10,000: random", kept("random"), "≥", 0.5, "%"),
-            verdict(f"killed, then from start to the first 200, with {largest:,} plants", start_ms, "≤", 100, "ms"),
+            verdict(f"adds/s at {largest:,} plants, relative to 10,000: ascending", kept("ascending"), "≥", 0.9, "%"),
+            verdict(f"adds/s at {largest:,} plants, relative to 10,000: random", kept("random"), "≥", 0.5, "%"),
+            verdict(f"after kill: start to first 200, with {largest:,} plants", start_ms, "≤", 100, "ms"),
         ]
 
     def main_table(self):
@@ -228,18 +230,18 @@ class Growth:
                     order, f"{size:,}", f"{result['rate']:,.0f}", f"{result['of_small']:.0%}", f"{result['p99_us'] / 1000:.2f}",
                     f"{result['memory'] / MIB:.0f}", f"{result['start_ms']:.0f}",
                 ])  # fmt: skip
-        return table(["ids", "plants", "adds/s", "of a small store's", "p99 ms", "memory MiB", "start ms"], rows)
+        return table(["ids", "plants", "adds/s", "relative to small store", "p99 ms", "memory MiB", "start ms"], rows)
 
     def write(self):
         verdicts = verdict_table(self.verdicts())
         print("\n" + self.main_table() + "\n\n" + verdicts)
         method = (
             f"A store is filled through the service, over {self.connections} connections. At each size the server is killed and "
-            "started again, with a warm page cache, and then measured while it takes 20,000 more. A *small store* is a fresh one "
+            "restarted, with a warm page cache, and then measured while 20,000 more plants are added. A *small store* is a fresh one "
             f"of 10,000 plants, measured in turn with the large one. Medians of {self.rounds}."
         )
-        picture = "![adds a second, p99, memory and start over plants](growth.svg)"
-        parts = ["## As the store grows", provenance(), method, verdicts, self.main_table(), picture]
+        picture = "![adds per second, p99, memory and start time by plants](growth.svg)"
+        parts = ["## Growth of the store", provenance(), method, verdicts, self.main_table(), picture]
         write_section("growth", "\n\n".join(parts) + "\n")
         (DOCS / "growth.svg").write_text(chart.svg(self.panels()))
 
@@ -247,7 +249,7 @@ class Growth:
         labels = [f"{size:,}" for size in self.sizes]
         panels = []
         for title, unit, key, scale in [
-            ("Throughput", "adds a second", "rate", 1),
+            ("Throughput", "adds per second", "rate", 1),
             ("p99", "ms", "p99_us", 1000),
             ("Peak memory", "MiB", "memory", MIB),
             ("From start to the first 200", "ms", "start_ms", 1),

@@ -36,7 +36,7 @@ pub fn render(contract: &Contract, template: &str) -> Result<String> {
             ("path", escape(path)),
             ("summary", escape(&operation.summary)),
             ("operation", prose(&operation.description)),
-            ("credentials", credentials(contract)?),
+            ("authentication", authentication(contract)?),
             ("required", required(operation.request_body.required)),
             ("body", schema(contract, &body.schema)?),
             ("body_example", escape(&spaced(example))),
@@ -45,7 +45,7 @@ pub fn render(contract: &Contract, template: &str) -> Result<String> {
             ("example_name", member("name")),
             ("example_tag", member("tag")),
             ("done", prose(&done.description)),
-            ("answer", answer(contract, done, &common)?),
+            ("response", success(contract, done, &common)?),
             ("headers", list(common.values().cloned())),
             ("error_schema", error_schema(contract, operation)?),
             ("errors", errors(contract, operation, &common)?),
@@ -69,7 +69,7 @@ fn the_operation(contract: &Contract) -> Result<(&str, &str, &Operation)> {
     }
 }
 
-fn credentials(contract: &Contract) -> Result<String> {
+fn authentication(contract: &Contract) -> Result<String> {
     let names = contract.security.iter().flat_map(BTreeMap::keys);
     names
         .map(|name| {
@@ -169,9 +169,12 @@ fn required(must: bool) -> String {
     format!("<span class=\"{word}\">{word}</span>")
 }
 
-fn answer(contract: &Contract, response: &Response, common: &Headers<'_>) -> Result<String> {
+fn success(contract: &Contract, response: &Response, common: &Headers<'_>) -> Result<String> {
     let media = json_of(&response.content)?;
-    let example = media.example.as_ref().ok_or("the answer has no example")?;
+    let example = media
+        .example
+        .as_ref()
+        .ok_or("the response has no example")?;
     Ok(format!(
         "{}<pre><code>{}</code></pre>{}",
         schema(contract, &media.schema)?,
@@ -193,7 +196,7 @@ fn headers<'a>(contract: &Contract, response: &'a Response) -> Result<Headers<'a
     shown.collect()
 }
 
-/// What every answer has is said once.
+/// The headers that all responses have are shown once.
 fn common_headers<'a>(contract: &Contract, operation: &'a Operation) -> Result<Headers<'a>> {
     let mut common: Option<Headers<'_>> = None;
     for response in operation.responses.values() {
@@ -203,7 +206,7 @@ fn common_headers<'a>(contract: &Contract, operation: &'a Operation) -> Result<H
             Some(common) => common.retain(|name, html| here.get(name) == Some(html)),
         }
     }
-    common.ok_or("there are no answers".into())
+    common.ok_or("there are no responses".into())
 }
 
 fn own_headers(contract: &Contract, response: &Response, common: &Headers<'_>) -> Result<String> {
@@ -220,7 +223,7 @@ fn list(headers: impl Iterator<Item = String>) -> String {
     format!("<dl class=\"members headers\">{headers}</dl>")
 }
 
-fn refusals(operation: &Operation) -> impl Iterator<Item = (&String, &Response)> {
+fn error_responses(operation: &Operation) -> impl Iterator<Item = (&String, &Response)> {
     operation
         .responses
         .iter()
@@ -230,7 +233,7 @@ fn refusals(operation: &Operation) -> impl Iterator<Item = (&String, &Response)>
 /// One schema for all errors, so it is shown once.
 fn error_schema(contract: &Contract, operation: &Operation) -> Result<String> {
     let mut shown = None;
-    for (status, response) in refusals(operation) {
+    for (status, response) in error_responses(operation) {
         let html = schema(contract, &json_of(&response.content)?.schema)?;
         if *shown.get_or_insert(html.clone()) != html {
             return Err(format!("{status} has another schema than other errors"));
@@ -251,7 +254,7 @@ fn errors(contract: &Contract, operation: &Operation, common: &Headers<'_>) -> R
             own_headers(contract, response, common)?,
         ))
     };
-    refusals(operation).map(status).collect()
+    error_responses(operation).map(status).collect()
 }
 
 /// Where a status has one number, what is said of the status is said of the number.

@@ -59,8 +59,8 @@ test("the largest id arrives exactly, and then belongs to its plant", {}, async 
   await page.getByLabel("id", { exact: true }).fill(LARGEST);
   await page.getByLabel("name", { exact: true }).fill("Welwitschia");
   await page.getByLabel("tag", { exact: true }).fill("desert");
-  const answer = await add(page);
-  assert.match(await answer.innerText(), /200 OK\s+{"name":"Welwitschia","tag":"desert"}\s+request id\s+[0-9a-f]{16}\s+took\s+[\d.]+ ms/);
+  const response = await add(page);
+  assert.match(await response.innerText(), /200 OK\s+{"name":"Welwitschia","tag":"desert"}\s+request id\s+[0-9a-f]{16}\s+took\s+[\d.]+ ms/);
   assert.equal(posts(asked)[0].postData(), `{"id":${LARGEST},"name":"Welwitschia","tag":"desert"}`);
   assert.equal(service.query(`select name, tag from plants where id = ${LARGEST}`), "Welwitschia|desert");
   await page.setViewportSize({ width: 1360, height: 1080 });
@@ -69,7 +69,7 @@ test("the largest id arrives exactly, and then belongs to its plant", {}, async 
 
   await page.getByLabel("name", { exact: true }).fill("Fern");
   await add(page);
-  assert.match(await answer.innerText(), /400 Bad Request\s+error 40009\s+The id belongs to a different plant/);
+  assert.match(await response.innerText(), /400 Bad Request\s+error 40009\s+The id belongs to a different plant/);
   assert.equal(service.query(`select name from plants where id = ${LARGEST}`), "Welwitschia");
 });
 
@@ -90,7 +90,7 @@ test("what is typed is sent as it is typed", {}, async ({ page, asked }) => {
   assert.match(await sent(), /^{"id":twelve,/);
 
   await page.getByLabel("JSON").check();
-  const raw = page.getByLabel("The body, sent as it stands");
+  const raw = page.getByLabel("Request body, sent unchanged");
   assert.match(await raw.inputValue(), /^{"id":twelve,/);
   await raw.fill('  {"id": 12345678901234567890123, "name": }\n');
   assert.equal(await sent(), '  {"id": 12345678901234567890123, "name": }\n');
@@ -105,9 +105,9 @@ test("a 400 is legible: number and sentence, in view, in contrast", {}, async ({
     await page.setViewportSize(viewport);
     await page.getByLabel("Token").fill(service.token);
     await page.getByLabel("id", { exact: true }).fill("1.5");
-    const answer = await add(page);
-    const number = answer.getByText("40002");
-    const sentence = answer.getByText("The body is not a plant: id: ");
+    const response = await add(page);
+    const number = response.getByText("40002");
+    const sentence = response.getByText("The body is not a plant: id: ");
     for (const text of [number, sentence]) {
       const box = await text.boundingBox();
       assert.ok(box.y >= 0 && box.y + box.height <= viewport.height, JSON.stringify(box));
@@ -116,7 +116,7 @@ test("a 400 is legible: number and sentence, in view, in contrast", {}, async ({
     }
     assert.ok(parseFloat(await sentence.evaluate((at) => getComputedStyle(at).fontSize)) >= 16);
     assert.equal(await overflow(page), 0);
-    await photograph(page, viewport === WIDE ? "refused" : "refused-narrow");
+    await photograph(page, viewport === WIDE ? "rejected" : "rejected-narrow");
   }
   await page.getByRole("status").getByRole("link").click();
   const row = page.locator("#error-40002");
@@ -126,15 +126,15 @@ test("a 400 is legible: number and sentence, in view, in contrast", {}, async ({
 });
 
 test("a wrong token is shown as 401, and none as well", {}, async ({ page, asked }) => {
-  const answer = await add(page);
-  assert.match(await answer.innerText(), /401 Unauthorized\s+error 40100\s+This needs a token/);
+  const response = await add(page);
+  assert.match(await response.innerText(), /401 Unauthorized\s+error 40100\s+This needs a token/);
   assert.equal(posts(asked)[0].headers().authorization, undefined);
   await page.getByLabel("Token").fill("plant_wrong");
   await add(page);
-  assert.match(await answer.innerText(), /401 Unauthorized\s+error 40101\s+The token is unknown/);
+  assert.match(await response.innerText(), /401 Unauthorized\s+error 40101\s+The token is unknown/);
   await page.getByLabel("Token").fill("pflänzchen✿");
   await add(page);
-  assert.match(await answer.innerText(), /Not sent\s+The token has characters/);
+  assert.match(await response.innerText(), /Not sent\s+The token has characters/);
   assert.equal(posts(asked).length, 2);
 });
 
@@ -157,8 +157,8 @@ test("everything can be done by keyboard", {}, async ({ page }) => {
   const press = (key) => page.keyboard.press(key);
   const focused = () => page.evaluate(() => document.activeElement.id || document.activeElement.textContent);
   await press("Tab");
-  assert.equal(await focused(), "Skip to trying it");
-  assert.ok((await page.getByText("Skip to trying it").boundingBox()).y >= 0);
+  assert.equal(await focused(), "Skip to the form");
+  assert.ok((await page.getByText("Skip to the form").boundingBox()).y >= 0);
   await press("Enter");
   await press("Tab");
   assert.equal(await focused(), "token");
@@ -186,7 +186,7 @@ test("everything can be done by keyboard", {}, async ({ page }) => {
   await page.getByText("error 40009").waitFor();
   await page.getByLabel("fields", { exact: true }).focus();
   await press("ArrowRight");
-  await page.getByLabel("The body, sent as it stands").waitFor();
+  await page.getByLabel("Request body, sent unchanged").waitFor();
 });
 
 test("while a plant is being added it cannot be added again", {}, async ({ page, asked }) => {
@@ -207,13 +207,13 @@ test("while a plant is being added it cannot be added again", {}, async ({ page,
   release();
   await page.getByText("200 OK").waitFor();
   assert.equal(posts(asked).length, 1);
-  assert.equal(await page.getByRole("button", { name: "Add the plant" }).getAttribute("aria-disabled"), "false");
+  assert.equal(await page.getByRole("button", { name: "Add plant" }).getAttribute("aria-disabled"), "false");
 });
 
-test("that no answer came is told", {}, async ({ page, complaints }) => {
+test("a missing response is reported", {}, async ({ page, complaints }) => {
   await page.route("**/plants", (route) => route.abort("connectionreset"));
-  const answer = await add(page);
-  assert.match(await answer.innerText(), /No answer\s+The service cannot be reached, .* to add it again is always safe/);
+  const response = await add(page);
+  assert.match(await response.innerText(), /No response\s+The service cannot be reached, .* adding it again is always safe/);
   assert.equal(complaints.length, 1);
   assert.match(complaints.pop(), /ERR_CONNECTION_RESET/);
 });
@@ -231,9 +231,9 @@ test("the curl line does what the button does", { permissions: ["clipboard-read"
 
   // The same plant again is 200; what it is called is text, and not a part of the page.
   await page.getByLabel("Token").fill(service.token);
-  const answer = await add(page);
-  assert.match(await answer.innerText(), /200 OK/);
-  assert.equal(JSON.parse(await answer.locator("pre").innerText()).name, name);
+  const response = await add(page);
+  assert.match(await response.innerText(), /200 OK/);
+  assert.equal(JSON.parse(await response.locator("pre").innerText()).name, name);
   assert.equal(await page.locator("img").count(), 0);
 });
 
@@ -294,7 +294,7 @@ test("wide, the form stands beside the operation; narrow, below it", {}, async (
 
 test("without JavaScript it reads just as well", { javaScriptEnabled: false }, async ({ page }) => {
   const text = await page.locator("body").innerText();
-  for (const part of ["POST", "/plants", "NewPlant", "int64", "40002", "50302", "curl http://", "curl does not"]) {
+  for (const part of ["POST", "/plants", "Authentication", "Request body", "Responses", "Errors", "NewPlant", "int64", "40002", "50302", "curl http://", "curl does not"]) {
     assert.ok(text.includes(part), part);
   }
   assert.equal(await page.getByRole("button").count(), 0);

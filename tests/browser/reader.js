@@ -24,7 +24,7 @@ export async function read(browser, service, { path = "/docs", ...options } = {}
   page.on("request", (request) => asked.push(request));
   page.on("pageerror", (error) => complaints.push(String(error)));
   page.on("console", (message) => {
-    // That an answer was a 400 is no complaint of the page.
+    // A 400 response is no complaint of the page.
     if (!message.text().startsWith("Failed to load resource: the server responded")) {
       complaints.push(`${message.type()}: ${message.text()}`);
     }
@@ -39,10 +39,10 @@ export const posts = (asked) => asked.filter((request) => request.method() === "
 // Adds what is in the form, and waits for what is said of it.
 export async function add(page) {
   await page.getByRole("button", { name: "Add the plant" }).click();
-  const answer = page.getByRole("status");
-  await answer.waitFor();
-  await page.waitForSelector("#answer[aria-busy=false]");
-  return answer;
+  const response = page.getByRole("status");
+  await response.waitFor();
+  await page.waitForSelector("#response[aria-busy=false]");
+  return response;
 }
 
 // The contrast of an element's text with what is behind it, as WCAG 2 reckons it.

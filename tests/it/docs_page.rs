@@ -133,6 +133,19 @@ fn the_page_is_small() {
 }
 
 #[test]
+fn the_headings_are_the_ones_that_api_readers_know() {
+    let page = ok(&mut Server::start().connect(), "/docs").body;
+    let headings = page.split("<h3").skip(1).map(|rest| {
+        let text = rest.split_once('>').expect("a tag").1;
+        text.split('<').next().expect("a text").trim()
+    });
+    let headings: Vec<_> = headings.collect();
+    for heading in ["Authentication", "Request body", "Responses", "Errors"] {
+        assert!(headings.contains(&heading), "{headings:?}");
+    }
+}
+
+#[test]
 fn the_page_has_every_error_of_the_catalogue() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
     for kind in Kind::ALL {

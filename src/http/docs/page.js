@@ -1,16 +1,15 @@
-// "Try it": sends what was typed, as it was typed, and shows what came back. The service is the judge of
-// it, so nothing is checked here. A number never becomes a number of JavaScript, which would round it;
-// the token goes into the Authorization header and nowhere else.
+// The form: sends the request body as it was typed and shows the response. The service validates it. A number never
+// becomes a JavaScript number, which would round it. The token is only in the Authorization header.
 "use strict";
 
-const PATIENCE_MS = 60_000;
+const TIMEOUT_MS = 60_000;
 const at = (id) => document.getElementById(id);
 const url = new URL("plants", document.baseURI).href;
 let sending = false;
 
 function bodyOfFields() {
   const members = [];
-  // Nothing typed is no id. Anything else stands in the body as it was typed.
+  // An empty field is no id. Anything else is in the body as it was typed.
   const id = at("id").value.trim();
   if (id !== "") members.push(`"id":${id}`);
   members.push(`"name":${JSON.stringify(at("name").value)}`);
@@ -32,7 +31,7 @@ function showCurl() {
     `curl ${shellQuoted(url)}`,
     `-H "Authorization: Bearer $TOKEN"`,
     `-H 'Content-Type: application/json'`,
-    // For `-d`, what begins with @ is the name of a file.
+    // For `-d`, a value that begins with @ is a file name.
     `${text.startsWith("@") ? "--data-raw" : "-d"} ${shellQuoted(text)}`,
   ].join(" \\\n  ");
 }
@@ -44,18 +43,18 @@ function element(name, className, ...children) {
   return made;
 }
 
-function showAnswer(className, ...children) {
-  at("answer").className = `answer ${className}`;
-  at("answer").replaceChildren(...children);
-  at("answer").hidden = false;
-  at("answer").scrollIntoView({ block: "nearest" });
+function showResult(className, ...children) {
+  at("response").className = `response ${className}`;
+  at("response").replaceChildren(...children);
+  at("response").hidden = false;
+  at("response").scrollIntoView({ block: "nearest" });
 }
 
-function showNoAnswer(verdict, sentence) {
-  showAnswer("bad", element("p", "verdict", verdict), element("p", "sentence", sentence));
+function showFailure(verdict, sentence) {
+  showResult("bad", element("p", "verdict", verdict), element("p", "sentence", sentence));
 }
 
-// What an Error has, if it is one.
+// The members of an Error body, or null.
 function errorIn(text) {
   try {
     const { error, message } = JSON.parse(text);
@@ -84,7 +83,7 @@ function showResponse(response, text, took) {
   fact("request id", response.headers.get("x-request-id"));
   fact("retry after", response.headers.get("retry-after") && `${response.headers.get("retry-after")} s`);
   fact("took", `${took < 10 ? took.toFixed(1) : Math.round(took)} ms`);
-  showAnswer(response.ok ? "good" : "bad", ...children, facts);
+  showResult(response.ok ? "good" : "bad", ...children, facts);
 }
 
 async function send() {
@@ -93,7 +92,7 @@ async function send() {
   try {
     if (token !== "") headers.set("Authorization", `Bearer ${token}`);
   } catch {
-    showNoAnswer("Not sent", "The token has characters that no header can carry; paste it again.");
+    showFailure("Not sent", "The token has characters that are not allowed in a header; paste it again.");
     return;
   }
   const start = performance.now();
@@ -105,25 +104,25 @@ async function send() {
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
-      signal: AbortSignal.timeout(PATIENCE_MS),
+      signal: AbortSignal.timeout(TIMEOUT_MS),
     });
     const text = await response.text();
     showResponse(response, text, performance.now() - start);
   } catch (failure) {
     const why =
       failure.name === "TimeoutError"
-        ? `There was none within ${PATIENCE_MS / 1000} s.`
+        ? `There was no response within ${TIMEOUT_MS / 1000} s.`
         : "The service cannot be reached, or the connection broke.";
-    showNoAnswer("No answer", `${why} The plant may or may not be stored; to add it again is always safe.`);
+    showFailure("No response", `${why} The plant may or may not be stored; adding it again is always safe.`);
   }
 }
 
 function showSending(now) {
   sending = now;
-  // Not `disabled`, which would take the focus away from who came by keyboard.
+  // Not `disabled`, which would remove the keyboard focus.
   at("send").setAttribute("aria-disabled", String(now));
-  at("send").textContent = now ? "Adding…" : "Add the plant";
-  at("answer").setAttribute("aria-busy", String(now));
+  at("send").textContent = now ? "Adding…" : "Add plant";
+  at("response").setAttribute("aria-busy", String(now));
 }
 
 at("form").addEventListener("submit", async (event) => {
@@ -162,7 +161,7 @@ at("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText(at("curl").textContent);
     at("copy").textContent = "Copied";
   } catch {
-    // Without TLS a browser gives no clipboard to a page.
+    // Without TLS, browsers give a page no access to the clipboard.
     getSelection().selectAllChildren(at("curl"));
     at("copy").textContent = "Selected";
   }
