@@ -81,7 +81,7 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# Beside others and beside the floor, into docs/performance.md: about a quarter of an hour. ROUNDS and SECONDS_A_ROUND shorten it.
+# Compares the service with other servers and with the baseline, into docs/performance.md: about 15 minutes. ROUNDS and SECONDS_A_ROUND shorten it.
 bench: bench-build
 	bench/run
 
@@ -101,7 +101,7 @@ bench-import: build
 # The binary for itself, so that it is built as it is released.
 bench-build: build
 	@scripts/install-missing python3
-	$(CARGO) build --release --locked --example floor --example load
+	$(CARGO) build --release --locked --example baseline --example load
 
 # Counts the instructions of an add and fails when they have grown by more than 5 %. To be run before a change to that
 # path is called done.

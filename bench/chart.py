@@ -14,7 +14,7 @@ STYLE = """
   .grid { stroke: #868e96; stroke-opacity: .25 }
   .line { fill: none; stroke-width: 2; stroke-linejoin: round }
   .ours { stroke-width: 3.5 }
-  .floor { stroke-dasharray: 5 4 }
+  .baseline { stroke-dasharray: 5 4 }
   @media (prefers-color-scheme: dark) { text { fill: #dee2e6 } .quiet { fill: #adb5bd } }
 """
 
@@ -47,7 +47,7 @@ def panel(title, unit, x_title, x_labels, series, logarithmic=False):
 
     names, colours = [], iter(COLOURS)
     for name, values, kind in series:
-        colour = GREY if kind == "floor" else next(colours)
+        colour = GREY if kind == "baseline" else next(colours)
         points = [(x(index), y(value)) for index, value in enumerate(values) if value]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         parts.append(f'<polyline class="line {kind}" stroke="{colour}" points="{path}"/>')

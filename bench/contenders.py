@@ -29,7 +29,7 @@ class Contender:
     name = ""
     promise = ""  # what a success response means, and what it does not
     durable = True  # a success response means that the plant is stored, and survives a power failure
-    peer = True  # not ours, not the floor
+    peer = True  # not ours, not the baseline
     path = "/plants"
     expect = 200
     bodies = ('{"id":@id,"name":"@name"}', '{"id":@id,"name":"@name","tag":"indoor"}')
@@ -151,13 +151,13 @@ class PlantStore(Contender):
         return self.rows_in("plantstore.db")
 
 
-class Floor(PlantStore):
-    name = "floor"
+class Baseline(PlantStore):
+    name = "baseline"
     promise = "Nothing: HTTP, authentication and decoding without a store."
     durable = False
 
     def command(self):
-        return [RELEASE / "examples" / "floor", self.address, self.store, "info"]
+        return [RELEASE / "examples" / "baseline", self.address, self.store, "info"]
 
     def count(self):
         return None
@@ -385,7 +385,7 @@ class PostgREST(OnPostgres):
         return [f"Authorization: Bearer {b'.'.join([head, claims, signature]).decode()}"]
 
 
-ALL = [Floor, PlantStore, FastifyFull, FastifyNormal, PocketBase, Rqlite, RqliteQueue, PostgREST, PlantStorePostgres]
+ALL = [Baseline, PlantStore, FastifyFull, FastifyNormal, PocketBase, Rqlite, RqliteQueue, PostgREST, PlantStorePostgres]
 
 
 def install_all():

@@ -24,7 +24,7 @@ has one thread. It sends the same plants to all servers: ids ascending, half of 
 authenticated. Before the measurement starts, every connection has had one response. Peak memory and CPU are those of all processes of a
 server. Bytes on disk are the growth of its directory, without PostgreSQL's WAL, which has a fixed size.
 
-*floor* is our HTTP server without a store: the upper limit. A peer is *durable* if its success response means that the plant is stored and
+*baseline* is our HTTP server without a store: the upper limit. A peer is *durable* if its success response means that the plant is stored and
 survives a power failure (rqlite's queue does not report a plant that it could not store). *best* is the best durable peer of each
 column.
 """
@@ -103,14 +103,14 @@ class Peers:
 
     def verdicts(self):
         ours = lambda connections, key: self.at("Plant Store", connections, key)
-        floor = lambda connections, key: self.at("floor", connections, key)
-        one = ours(1, "p50_us") / (self.sync_us + floor(1, "p50_us"))
+        baseline = lambda connections, key: self.at("baseline", connections, key)
+        one = ours(1, "p50_us") / (self.sync_us + baseline(1, "p50_us"))
         adds, peak = self.memory_run
         stores = [contender for contender in self.contenders if contender.stored is not None]
         differing = sum(abs(contender.added - contender.stored) for contender in stores)
         rows = [
-            verdict("adds/s at 256 connections, relative to the floor", ours(256, "rate") / floor(256, "rate"), "≥", 0.85, "%"),
-            verdict("p50 of one connection, relative to one 4 KiB write and fdatasync plus the floor's p50", one, "≤", 1.5, "×"),
+            verdict("adds/s at 256 connections, relative to the baseline", ours(256, "rate") / baseline(256, "rate"), "≥", 0.85, "%"),
+            verdict("p50 of one connection, relative to one 4 KiB write and fdatasync plus the baseline's p50", one, "≤", 1.5, "×"),
             verdict(f"peak memory at 256 connections, {adds:,} adds, default settings", peak / MIB, "≤", 64, "MiB"),
             verdict("difference between acknowledged and stored, all servers", differing, "≤", 0, "plants"),
         ]
@@ -131,16 +131,16 @@ class Peers:
         return rows
 
     def main_table(self, connections=256):
-        head = ["256 connections", "adds/s", "of floor", "of best", "p50 ms", "p99 ms", "p99.9 ms", "memory MiB", "bytes/plant",
+        head = ["256 connections", "adds/s", "of baseline", "of best", "p50 ms", "p99 ms", "p99.9 ms", "memory MiB", "bytes/plant",
                 "CPU s/1000 adds", "generator: of a core", "of all CPU", "errors", "a success response means"]  # fmt: skip
-        floor = self.at("floor", connections, "rate")
+        baseline = self.at("baseline", connections, "rate")
         best = self.best(connections, "rate", max)[1] if self.durable_peers else float("nan")
         rows = []
         for contender in self.contenders:
             result = self.closed[contender.name, connections]
             grown = (contender.bytes_on_disk() - contender.empty_bytes) / max(contender.added, 1)
             rows.append([
-                contender.name, f"{result['rate']:,.0f}", f"{result['rate'] / floor:.0%}", f"{result['rate'] / best:.2f}×",
+                contender.name, f"{result['rate']:,.0f}", f"{result['rate'] / baseline:.0%}", f"{result['rate'] / best:.2f}×",
                 *(f"{result[key] / 1000:.2f}" for key in ("p50_us", "p99_us", "p999_us")),
                 f"{result['memory'] / MIB:.0f}",
                 "–" if contender.stored is None else f"{grown:,.0f}",
@@ -150,7 +150,7 @@ class Peers:
         return table(head, rows)
 
     def ratio_table(self, connections=256):
-        """Ours against the best peer and the floor, number by number."""
+        """Ours against the best peer and the baseline, number by number."""
         rows = []
         for title, key, better in [
             ("adds/s", "rate", max), ("p50", "p50_us", min), ("p99", "p99_us", min), ("p99.9", "p999_us", min),
@@ -158,8 +158,8 @@ class Peers:
         ]:  # fmt: skip
             ours = self.at("Plant Store", connections, key)
             peer, value = self.best(connections, key, better) if self.durable_peers else ("none", float("nan"))
-            rows.append([title, f"{ours / value:.2f}×", peer, f"{ours / self.at('floor', connections, key):.2f}×"])
-        return table(["Plant Store, 256 connections", "relative to best durable peer", "peer", "relative to floor"], rows)
+            rows.append([title, f"{ours / value:.2f}×", peer, f"{ours / self.at('baseline', connections, key):.2f}×"])
+        return table(["Plant Store, 256 connections", "relative to best durable peer", "peer", "relative to baseline"], rows)
 
     def level_table(self, key, show):
         row = lambda name: [name, *(show(self.at(name, level, key)) for level in self.levels)]
@@ -196,7 +196,7 @@ class Peers:
         (DOCS / "performance.svg").write_text(chart.svg([self.panel()]))
 
     def panel(self):
-        kinds = {"Plant Store": "ours", "floor": "floor"}
+        kinds = {"Plant Store": "ours", "baseline": "baseline"}
         names = sorted((contender.name for contender in self.contenders), key=lambda name: name != "Plant Store")
         rates = lambda name: [self.at(name, level, "rate") for level in self.levels]
         series = [(name, rates(name), kinds.get(name, "")) for name in names]

@@ -1,4 +1,4 @@
-//! The floor: the same HTTP stack, authenticating and decoding, that answers without storing
+//! The baseline: the same HTTP stack, authenticating and decoding, that answers without storing
 //! anything. What it can do is what a store that costs nothing could do.
 
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// `floor ADDRESS STORE LOG_LEVEL`, with a store that has been made and served before.
+/// `baseline ADDRESS STORE LOG_LEVEL`, with a store that has been made and served before.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, address, store, log_level] = &arguments[..] else {
-        anyhow::bail!("usage: floor ADDRESS STORE LOG_LEVEL");
+        anyhow::bail!("usage: baseline ADDRESS STORE LOG_LEVEL");
     };
     let _log = start_logging(log_level.parse()?);
     let location = store.parse().map_err(anyhow::Error::msg)?;
