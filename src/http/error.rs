@@ -43,15 +43,15 @@ catalogue! {
     NoCredentials = 40100 "there are no bearer credentials",
     UnknownToken = 40101 "the token is unknown or revoked",
     ExpiredToken = 40102 "the token has expired",
-    NoSuchPath = 40400 "there is nothing at this path",
-    NoSuchMethod = 40500 "the path does not take this method",
+    NoSuchPath = 40400 "no resource has this path",
+    NoSuchMethod = 40500 "the path does not support this method",
     TooSlow = 40800 "the request did not arrive in time",
-    TooMany = 42900 "the token makes more requests than it may",
+    TooMany = 42900 "the token exceeds its rate limit",
     HeadersTooLarge = 43100 "the request line and headers are larger than the limit",
-    Defect = 50000 "a defect of the service, or of what it stored",
+    Defect = 50000 "an internal error, or the stored plant is damaged",
     Busy = 50300 "the service is too busy; nothing was stored",
     Unknown = 50301 "the store did not confirm the write; the plant may or may not be stored",
-    StoreFull = 50302 "the disk of the store is full, or its WAL has reached the limit; nothing was stored",
+    StoreFull = 50302 "the disk is full, or the WAL has reached its limit; nothing was stored",
     Unavailable = 50303 "the store cannot be reached or used; nothing was stored",
 }
 
@@ -128,7 +128,7 @@ impl ApiError {
             cause: Some(cause),
             ..Self::new(
                 Kind::Defect,
-                "The service has a defect; its log has the cause under this x-request-id.",
+                "Internal error; the log of the service has the cause under this x-request-id.",
             )
         }
     }
@@ -214,8 +214,8 @@ impl From<AuthError> for ApiError {
                 ..Self::new(
                     Kind::TooMany,
                     format!(
-                        "This token may make {requests_per_second} requests a second; \
-                         wait as long as Retry-After says."
+                        "The token is limited to {requests_per_second} requests per second; \
+                         wait for the time in Retry-After."
                     ),
                 )
             },
@@ -244,7 +244,7 @@ impl From<AddError> for ApiError {
         match error {
             AddError::Conflict => Self::new(
                 Kind::Conflict,
-                "The id belongs to a different plant, which was left as it is; use another id.",
+                "The id belongs to a different plant, which is unchanged; use another id.",
             ),
             AddError::Busy => Self::busy(),
             AddError::Full => Self::new(

@@ -61,13 +61,13 @@ pub fn with_fallbacks(routes: Router<Arc<AppState>>, state: AppState) -> Router 
         .fallback(async || {
             ApiError::new(
                 Kind::NoSuchPath,
-                "There is nothing at this path; plants are added with POST /plants.",
+                "No resource has this path; add plants with POST /plants.",
             )
         })
         .method_not_allowed_fallback(async || {
             ApiError::new(
                 Kind::NoSuchMethod,
-                "This path does not take that method; the Allow header lists those it takes.",
+                "This path does not support that method; the Allow header lists the supported ones.",
             )
         })
         .with_state(Arc::new(state))
