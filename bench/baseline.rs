@@ -1,5 +1,5 @@
-//! The baseline: the same HTTP stack, authenticating and decoding, that answers without storing
-//! anything. What it can do is what a store that costs nothing could do.
+//! The baseline of the benchmark: the same HTTP stack, with authentication and decoding, that responds without storing
+//! anything: an upper bound for any store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// `baseline ADDRESS STORE LOG_LEVEL`, with a store that has been made and served before.
+/// `baseline ADDRESS STORE LOG_LEVEL`, with an existing store that has its first token.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().collect();

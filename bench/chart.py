@@ -1,4 +1,4 @@
-"""Line charts as SVG, written by hand: readable on light and on dark, each line named where it ends."""
+"""Line charts as SVG, readable on light and dark backgrounds, with labels at the end of each line."""
 
 import math
 from html import escape
@@ -20,7 +20,7 @@ STYLE = """
 
 
 def svg(panels):
-    """A picture of one panel, or of several below each other."""
+    """One or more panels, stacked vertically."""
     height = HEIGHT * len(panels)
     placed = "\n".join(f'<g transform="translate(0 {HEIGHT * index})">{panel}</g>' for index, panel in enumerate(panels))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
@@ -28,7 +28,7 @@ def svg(panels):
 
 
 def panel(title, unit, x_title, x_labels, series, logarithmic=False):
-    """`series`: (name, values, class) each; a value that is None has no point."""
+    """`series`: tuples of (name, values, class); None as a value leaves a gap."""
     known = [value for _, values, _ in series for value in values if value]
     ticks = log_ticks(min(known), max(known)) if logarithmic else even_ticks(max(known))
     scale = math.log10 if logarithmic else float
@@ -64,7 +64,7 @@ def text(x, y, words, kind="", anchor="start"):
 
 
 def apart(names, gap=16):
-    """Moves names that would lie on each other, and keeps them above the x axis."""
+    """Separates overlapping labels, and keeps them above the x axis."""
     names = sorted(names)
     for before, name in zip(names, names[1:], strict=False):
         name[0] = max(name[0], before[0] + gap)
@@ -73,12 +73,12 @@ def apart(names, gap=16):
 
 
 def log_ticks(low, high):
-    """1, 10, 100, … around the values."""
+    """Powers of ten that span the values."""
     return [10**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high) + 1e-9) + 1)]
 
 
 def even_ticks(high):
-    """From 0 up, four to eight of them."""
+    """Four to eight ticks from 0."""
     rough = high / 5
     unit = 10 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough)

@@ -1,4 +1,4 @@
-"""Who is compared. Each is set up as its documentation recommends for production, and as durable as it can be."""
+"""The systems that are compared, each configured as its documentation recommends for production, with full durability."""
 
 import base64
 import hashlib
@@ -24,12 +24,12 @@ FIRST_PLANT = 10**12  # ids of the same length everywhere, so that text sorts as
 
 
 class Contender:
-    """One server, its own directory and its own store."""
+    """One server with its own directory and store."""
 
     name = ""
     promise = ""  # what a success response means, and what it does not
     durable = True  # a success response means that the plant is stored, and survives a power failure
-    peer = True  # not ours, not the baseline
+    peer = True  # neither Plant Store nor the baseline
     path = "/plants"
     expect = 200
     bodies = ('{"id":@id,"name":"@name"}', '{"id":@id,"name":"@name","tag":"indoor"}')
@@ -50,10 +50,10 @@ class Contender:
 
     @classmethod
     def install(cls):
-        """Makes the software available, or raises CannotRun."""
+        """Installs the software, or raises CannotRun."""
 
     def prepare(self):
-        """Makes a store."""
+        """Creates the store."""
 
     def command(self):
         raise NotImplementedError
@@ -118,11 +118,11 @@ class Contender:
         return measure.family(self.process.pid)
 
     def count(self):
-        """The plants in the store; asked while the server runs. None where there is no store."""
+        """The number of stored plants, while the server runs; None without a store."""
         raise NotImplementedError
 
     def bytes_on_disk(self):
-        """Asked after the server has stopped."""
+        """The size of the store after the server has stopped."""
         return measure.bytes_on_disk(self.directory)
 
     def rows_in(self, file):
@@ -164,13 +164,13 @@ class Baseline(PlantStore):
 
 
 class Fastify(Contender):
-    """Fastify and better-sqlite3: a process, a connection, a prepared statement."""
+    """Fastify and better-sqlite3: one process, one connection, one prepared statement."""
 
     synchronous = ""
 
     @classmethod
     def install(cls):
-        install.from_debian("nodejs", "npm", "g++", "make")  # better-sqlite3 is compiled if nobody did it before
+        install.from_debian("nodejs", "npm", "g++", "make")  # better-sqlite3 is compiled if there is no prebuilt binary
         install.from_npm("fastify")
         shutil.copy(PEERS / "fastify" / "server.js", INSTALLED / "fastify")
 
@@ -200,7 +200,7 @@ class FastifyNormal(Fastify):
 
 
 class PocketBase(Contender):
-    """Its auth record's token, a rule that asks for one, request log as it comes; durable through a hook."""
+    """The token of an auth record, a create rule that requires one, the default request log; durable through a hook."""
 
     name = "PocketBase"
     promise = "On disk through a hook of ours; **by default a power failure loses the last adds**. Ids are text."
@@ -212,7 +212,7 @@ class PocketBase(Contender):
     def install(cls):
         install.from_debian("python3-venv")
         install.from_pypi("pocketbase")
-        # What is in the repository may be out of reach for whoever runs the servers.
+        # The user of the servers may have no access to the repository.
         for folder in ("migrations", "hooks"):
             shutil.copytree(PEERS / "pocketbase" / folder, INSTALLED / "pocketbase" / folder, dirs_exist_ok=True)
 
@@ -231,8 +231,8 @@ class PocketBase(Contender):
 
     def post_one(self):
         credentials = json.dumps({"identity": self.email, "password": self.secret})
-        answer = self.request("/api/collections/users/auth-with-password", credentials)
-        self.token = json.loads(answer.body)["token"]
+        response = self.request("/api/collections/users/auth-with-password", credentials)
+        self.token = json.loads(response.body)["token"]
         return super().post_one()
 
     def headers(self):
@@ -243,7 +243,7 @@ class PocketBase(Contender):
 
 
 class Rqlite(Contender):
-    """One node, as it comes: every add is an entry of the Raft log, which is synced."""
+    """One node with default settings: every add is a synced entry of the Raft log."""
 
     name = "rqlite"
     promise = "On disk, in the Raft log. An SQLite error is also a 200, reported in the body."
@@ -281,12 +281,12 @@ class Rqlite(Contender):
         return super().post_one() if self.made_table else None
 
     def count(self):
-        answer = self.request("/db/query?level=strong", '["SELECT count(*) FROM plants"]')
-        return json.loads(answer.body)["results"][0]["values"][0][0]
+        response = self.request("/db/query?level=strong", '["SELECT count(*) FROM plants"]')
+        return json.loads(response.body)["results"][0]["values"][0][0]
 
 
 class RqliteQueue(Rqlite):
-    """The batches that its documentation recommends for throughput, each answer after its batch is in the log."""
+    """Queued writes, which its documentation recommends for throughput; each response is sent after its batch is in the log."""
 
     name = "rqlite, queue"
     path = "/db/execute?queue&wait"
@@ -295,7 +295,7 @@ class RqliteQueue(Rqlite):
 
 
 class OnPostgres(Contender):
-    """Whoever keeps plants in the PostgreSQL server of the run."""
+    """A contender that uses the PostgreSQL server of the run."""
 
     database = None
     table = ""
@@ -319,12 +319,12 @@ class OnPostgres(Contender):
         return int(self.database.sql(f"SELECT count(*) FROM {table}", name))
 
     def bytes_on_disk(self):
-        """Of its table, as it was when its plants were counted: the server has other tables, and a log of a size of its own."""
+        """The size of its table when its plants were counted, without other tables and without PostgreSQL's WAL."""
         return self.table_bytes
 
 
 class PlantStorePostgres(OnPostgres, PlantStore):
-    """Ours over the same server as PostgREST."""
+    """Plant Store over the same PostgreSQL server as PostgREST."""
 
     name = "Plant Store, PostgreSQL"
     promise = "Committed by PostgreSQL, on its disk. Replays get the same response."
@@ -344,8 +344,8 @@ class PlantStorePostgres(OnPostgres, PlantStore):
 
 
 class PostgREST(OnPostgres):
-    """A JWT for a role that may insert, JWTs cached. A pool of 30 was faster here than the 10 that it comes with, because more
-    commits share a sync; it is kept while others are measured."""
+    """A JWT for a role that may insert, with the JWT cache. A pool of 30 connections was faster here than the default of 10,
+    because more commits share a sync."""
 
     name = "PostgREST"
     promise = "On disk. A replay is an error."
@@ -389,7 +389,7 @@ ALL = [Baseline, PlantStore, FastifyFull, FastifyNormal, PocketBase, Rqlite, Rql
 
 
 def install_all():
-    """The contenders that can run, and the reasons of those that cannot."""
+    """The contenders that can run, and for the others the reasons why not."""
     INSTALLED.mkdir(parents=True, exist_ok=True)
     able, left_out = [], {}
     for contender in ALL:

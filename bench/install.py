@@ -1,4 +1,4 @@
-"""Getting the peers: from Debian, npm and PyPI, to where git does not look."""
+"""Installs the peers from Debian, npm and PyPI into an ignored directory."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ INSTALLED = TARGET / "bench"
 
 
 class CannotRun(Exception):
-    """A contender that is left out, with the reason."""
+    """The reason why a contender is left out."""
 
 
 def from_debian(*packages):
@@ -18,16 +18,16 @@ def from_debian(*packages):
 
 
 def from_npm(peer):
-    """Installs what the package.json of a peer names, exactly that."""
-    wanted = (PEERS / peer / "package.json").read_text()
+    """Installs the exact versions in the package.json of a peer."""
+    manifest = (PEERS / peer / "package.json").read_text()
     directory = INSTALLED / peer
     directory.mkdir(parents=True, exist_ok=True)
     done = directory / "installed.json"
-    if done.exists() and done.read_text() == wanted:
+    if done.exists() and done.read_text() == manifest:
         return
-    (directory / "package.json").write_text(wanted)
+    (directory / "package.json").write_text(manifest)
     run_installer(["npm", "install", "--prefix", directory, "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"])
-    done.write_text(wanted)
+    done.write_text(manifest)
 
 
 def run_installer(command):
@@ -42,7 +42,7 @@ def run_installer(command):
 
 
 def from_pypi(peer):
-    """Installs what the requirements.txt of a peer names, into an environment of its own."""
+    """Installs the requirements.txt of a peer into its own virtual environment."""
     venv = INSTALLED / peer
     if not (venv / "bin" / "python").exists():
         run_installer([sys.executable, "-m", "venv", venv])

@@ -1,6 +1,6 @@
-//! A fixed run of one of the two paths of an add, to have its instructions counted: `instructions PATH ADDS`, where the path
-//! is `decode-and-reply` (everything before and after the queue: route, token, body, plant, answer, log line) or `write`
-//! (everything behind it: batches of 64 into a store). `bench/instructions` runs it, twice, and takes the difference.
+//! A fixed run of one of the two paths of an add, for counting its instructions: `instructions PATH ADDS`, where PATH is
+//! `decode-and-reply` (routing, token, body, plant, response, access log) or `write` (batches of 64 into a store).
+//! `bench/instructions` runs it twice with different ADDS and takes the difference.
 
 use std::sync::Arc;
 use std::time::Duration;

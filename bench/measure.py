@@ -1,4 +1,4 @@
-"""What is measured, and how: the load generator, the processes of a server, the disk, the machine."""
+"""Measurements: the load generator, CPU and memory of a server's processes, the disk, the machine."""
 
 import json
 import os
@@ -26,14 +26,14 @@ def free_port():
 
 
 def get_ready():
-    """Whatever ends the run also ends what it started. And a connection is a file on both sides: a limit to be inherited."""
+    """Turns SIGTERM into an exit that stops all servers, and raises the limit of open files for them and the load generator."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def hand_over(path):
-    """Lets whoever runs the servers write here."""
+    """Makes the user of the servers the owner of this directory."""
     if AS_NOBODY:
         os.chown(path, pwd.getpwnam("nobody").pw_uid, AS_NOBODY["group"])
 
@@ -56,7 +56,7 @@ def run_unprivileged(command, directory, timeout=120, **environment):
 
 
 def load(contender, connections, *, seconds=None, requests=None, rate=None, random=False):
-    """Drives a contender and returns what the load generator saw, and what the server used for it."""
+    """Runs the load generator against a contender; returns its results and the server's CPU time and memory."""
     command = [
         RELEASE / "examples" / "load", "--address", contender.address, "--connections", str(connections),
         "--path", contender.path, "--expect", str(contender.expect), "--first", str(contender.next_plant),
@@ -70,7 +70,7 @@ def load(contender, connections, *, seconds=None, requests=None, rate=None, rand
     command += ["--rate", str(rate)] if rate else []
     command += ["--random"] if random else []
 
-    # What others left to be written must not be written now.
+    # Flush the writes of other servers before the measurement.
     os.sync()
     reset_peak_memory(contender.pids())
     cpu_before = cpu_seconds(contender.pids())
@@ -99,7 +99,7 @@ def load(contender, connections, *, seconds=None, requests=None, rate=None, rand
 
 
 def family(pid):
-    """The pids of a process and of all that descend from it."""
+    """The pids of a process and its descendants."""
     children = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := stat_of(entry)):
@@ -119,7 +119,7 @@ def stat_of(pid):
 
 
 def cpu_seconds(pids):
-    """User and system time, with that of children that have ended and were waited for."""
+    """User and system time, including waited-for children."""
     stats = [fields for pid in pids if (fields := stat_of(pid))]
     return sum(int(ticks) for fields in stats for ticks in fields[11:15]) / TICKS
 
@@ -130,7 +130,7 @@ def reset_peak_memory(pids):
 
 
 def peak_memory(pids):
-    """Bytes. What processes share (PostgreSQL's buffers, say) is counted once, as far as it is still shared."""
+    """Bytes; memory that processes share, such as PostgreSQL's buffers, is counted once."""
     if len(pids) == 1:
         return kilobytes(pids[0], "status", "VmHWM") * 1024
     shared = lambda pid: kilobytes(pid, "smaps_rollup", "Rss") - kilobytes(pid, "smaps_rollup", "Pss")
@@ -146,7 +146,7 @@ def kilobytes(pid, file, name):
 
 
 def bytes_on_disk(directory, without=()):
-    """What a directory takes on the disk."""
+    """The disk usage of a directory."""
     total = 0
     for parent, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if name not in without]
@@ -155,7 +155,7 @@ def bytes_on_disk(directory, without=()):
 
 
 def sync_us(directory, seconds):
-    """The median of one 4 KiB write and fdatasync, over and over in a file that has its size already."""
+    """The median time of a 4 KiB write and fdatasync within a preallocated file."""
     path, page, blocks = directory / "sync", os.urandom(4096), 1024
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -173,7 +173,7 @@ def sync_us(directory, seconds):
 
 
 def machine():
-    """One line on what this was measured on."""
+    """A one-line description of the machine."""
     proc = pathlib.Path("/proc")
     cpu = next(line for line in (proc / "cpuinfo").read_text().splitlines() if line.startswith("model name"))
     memory = int((proc / "meminfo").read_text().split()[1]) / 2**20

@@ -31,7 +31,7 @@ class Postgres:
         return cls.running[directory]
 
     def give_back(self):
-        """Stops with its last user."""
+        """Stops the server after its last user."""
         self.users -= 1
         if self.users == 0:
             self.stop()
@@ -44,7 +44,7 @@ class Postgres:
         return found[-1]
 
     def start(self):
-        """As it comes: fsync and synchronous_commit on. Only those who reach its socket, in our directory, get in."""
+        """Default settings: fsync and synchronous_commit are on. It listens on a socket in our directory only."""
         initdb = [self.program("initdb"), "--pgdata", self.data, "--username=postgres", "--auth=trust", "--encoding=UTF8"]
         measure.run_unprivileged(initdb, self.directory)
         settings = ["listen_addresses=", f"unix_socket_directories={self.directory}", "shared_buffers=1GB"]
@@ -64,8 +64,8 @@ class Postgres:
         command = [*psql, "--tuples-only", "--set=ON_ERROR_STOP=1", "--command", statement, database]
         return measure.run_unprivileged(command, self.directory)
 
-    def inserts_a_second(self, seconds):
-        """What pgbench makes of this server with single rows: 32 connections, prepared statements."""
+    def inserts_per_second(self, seconds):
+        """pgbench's single-row inserts per second: 32 connections, prepared statements."""
         self.sql("CREATE TABLE IF NOT EXISTS single_rows (id bigint PRIMARY KEY, name text NOT NULL, tag text)")
         script = self.directory / "insert.sql"
         script.write_text(

@@ -1,4 +1,4 @@
-"""From results to tables, verdicts, a chart, and the page docs/performance.md."""
+"""Writes the results as tables and a chart into docs/performance.md."""
 
 import datetime
 import os
@@ -31,7 +31,7 @@ column.
 
 
 def medians(results):
-    """One result out of the results of several rounds: the median of every number."""
+    """The median of every number over several rounds."""
     numbers = [key for key, value in results[0].items() if isinstance(value, (int, float))]
     median = {key: statistics.median(result[key] for result in results) for key in numbers}
     median["wrong"] = sum(result["wrong"] for result in results)
@@ -39,7 +39,7 @@ def medians(results):
 
 
 def table(head, rows):
-    """Markdown that is readable as it is: words to the left, numbers to the right."""
+    """An aligned Markdown table: words to the left, numbers to the right."""
     rows = [head, *rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     is_number = [column > 0 and any(row[column][:1].isdigit() for row in rows[1:]) for column in range(len(head))]
@@ -50,7 +50,7 @@ def table(head, rows):
 
 
 def verdict(text, value, sense, limit, unit):
-    """A line of the done-table; the value is computed, so is whether it holds."""
+    """A row of the table of targets: the measured value, the limit, and whether it is met."""
     holds = value >= limit if sense == "≥" else value <= limit
     formats = {"%": "{:.0%}", "×": "{:.2f}×"}
     show = formats.get(unit, "{:,.0f} " + unit).format
@@ -62,7 +62,7 @@ def verdict_table(verdicts):
 
 
 def write_section(name, markdown):
-    """Replaces one part of the page and leaves the other as it is."""
+    """Replaces one part of the page."""
     DOCS.mkdir(parents=True, exist_ok=True)
     page = DOCS / "performance.md"
     old = page.read_text() if page.exists() else ""
@@ -96,7 +96,7 @@ class Peers:
         return self.closed[name, connections][key]
 
     def best(self, connections, key, better=min):
-        """The best durable peer in one number, and that number."""
+        """The name of the best durable peer in one measurement, and its value."""
         value = lambda contender: self.at(contender.name, connections, key)
         best = better(self.durable_peers, key=value)
         return best.name, value(best)
@@ -150,7 +150,7 @@ class Peers:
         return table(head, rows)
 
     def ratio_table(self, connections=256):
-        """Ours against the best peer and the baseline, number by number."""
+        """Plant Store relative to the best peer and the baseline."""
         rows = []
         for title, key, better in [
             ("adds/s", "rate", max), ("p50", "p50_us", min), ("p99", "p99_us", min), ("p99.9", "p999_us", min),
@@ -205,7 +205,7 @@ class Peers:
 
 
 class Growth:
-    """The second part: the store as it grows."""
+    """The second part: throughput as the store grows."""
 
     def __init__(self, sizes, ascending, random, connections, rounds):
         self.sizes, self.connections, self.rounds = sizes, connections, rounds

@@ -1,4 +1,4 @@
-//! One connection, and when an answer on it is whole.
+//! One connection: sends a request and parses its response.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
@@ -8,12 +8,12 @@ use anyhow::Context;
 use mio::net::TcpStream;
 use mio::{Interest, Poll, Token};
 
-/// Waits for one answer, or for nothing.
+/// Waits for at most one response.
 pub struct Connection {
     pub stream: TcpStream,
-    /// What has arrived of the answer.
+    /// The received part of the response.
     pub input: Vec<u8>,
-    /// When its request should have been sent.
+    /// The scheduled send time of the request.
     pub due: Instant,
     pub open: bool,
 }
@@ -35,7 +35,7 @@ impl Connection {
         })
     }
 
-    /// The status of the answer, once all of it is there.
+    /// The status of the response, once it is complete.
     pub fn receive(&mut self) -> io::Result<Option<u16>> {
         let mut buffer = [0; 4096];
         loop {
@@ -45,15 +45,15 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error),
             }
-            if let Some(status) = whole_answer(&self.input) {
+            if let Some(status) = complete_response(&self.input) {
                 return Ok(Some(status));
             }
         }
     }
 }
 
-/// The status of an answer that has arrived whole.
-fn whole_answer(input: &[u8]) -> Option<u16> {
+/// The status of a complete response.
+fn complete_response(input: &[u8]) -> Option<u16> {
     let head_len = 4 + input.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
     let (head, body) = input.split_at(head_len);
     let status = std::str::from_utf8(head.get(9..12)?).ok()?.parse().ok()?;

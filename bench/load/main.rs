@@ -1,8 +1,8 @@
 //! The load generator: one thread, non-blocking, HTTP/1.1 with keep-alive, one request at a time on a connection.
 //!
-//! In the closed loop a connection sends as soon as it was answered. In the open loop (`--rate`) requests have a
+//! In the closed loop a connection sends its next request as soon as it has the response. In the open loop (`--rate`) requests have a
 //! time at which they should be sent, and latency counts from then, however late a connection came free.
-//! Before the clock starts every connection has had one answer. Prints one line of JSON.
+//! Before the measurement starts every connection has had one response. Prints one line of JSON.
 
 mod connection;
 mod requests;
@@ -30,11 +30,11 @@ use crate::requests::Requests;
 
 const TIMER: Token = Token(usize::MAX);
 
-/// How long a server may stay silent before the rest is given up.
+/// The run ends if no response arrives for this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Parser)]
-#[command(about = "Sends plants over HTTP and measures how long the answers take")]
+#[command(about = "Sends plants over HTTP and measures response times")]
 struct Settings {
     #[arg(long)]
     address: SocketAddr,
@@ -65,7 +65,7 @@ struct Settings {
     /// A body with @id and @name in it; several are used in turn
     #[arg(long, required = true)]
     body: Vec<String>,
-    /// The status of a good answer
+    /// The status of a successful response
     #[arg(long, default_value_t = 200)]
     expect: u16,
 }
@@ -89,8 +89,8 @@ fn main() -> anyhow::Result<()> {
         "good": load.good(),
         "statuses": load.statuses,
         "closed": load.closed,
-        "unanswered": load.in_flight(),
-        "seconds": (load.last_answer - load.start).as_secs_f64(),
+        "without_response": load.in_flight(),
+        "seconds": (load.last_response - load.start).as_secs_f64(),
         "p50_us": us(load.latencies.value_at_quantile(0.5)),
         "p99_us": us(load.latencies.value_at_quantile(0.99)),
         "p999_us": us(load.latencies.value_at_quantile(0.999)),
@@ -104,21 +104,21 @@ fn main() -> anyhow::Result<()> {
 struct Load {
     poll: Poll,
     connections: Vec<Connection>,
-    /// Those that wait for nothing.
+    /// Idle connections.
     idle: Vec<usize>,
     requests: Requests,
     expect: u16,
 
     start: Instant,
     end: Option<Instant>,
-    /// How many had been sent at the start, and how many there are to be at the end.
+    /// Requests sent before the measurement, and to be sent by its end.
     sent_before: u64,
     sent_max: u64,
-    /// Open loop: nanoseconds from a request to the next, and what wakes us up for it.
+    /// Open loop: nanoseconds between requests, and the timer for them.
     pace: Option<(u64, File)>,
 
     sent: u64,
-    last_answer: Instant,
+    last_response: Instant,
     latencies: Histogram<u64>,
     statuses: BTreeMap<u16, u64>,
     closed: usize,
@@ -143,7 +143,7 @@ impl Load {
             sent_max: connections.len() as u64,
             pace: None,
             sent: 0,
-            last_answer: start,
+            last_response: start,
             latencies: Histogram::new_with_bounds(1, 120_000_000_000, 3)?,
             statuses: BTreeMap::new(),
             closed: 0,
@@ -151,7 +151,7 @@ impl Load {
         })
     }
 
-    /// Forgets what was seen so far and takes up what was asked for.
+    /// Resets the statistics after the warm-up and starts the measurement.
     fn start_the_clock(&mut self, settings: &Settings) -> anyhow::Result<()> {
         self.latencies.reset();
         self.statuses.clear();
@@ -162,7 +162,7 @@ impl Load {
             self.pace = Some(wake_up_at(rate, &self.poll)?);
         }
         self.start = Instant::now();
-        self.last_answer = self.start;
+        self.last_response = self.start;
         let seconds = settings.seconds.map(Duration::from_secs_f64);
         self.end = seconds.map(|seconds| self.start + seconds);
         Ok(())
@@ -181,16 +181,16 @@ impl Load {
             if nothing_to_send && self.in_flight() == 0 {
                 return Ok(());
             }
-            if now > self.last_answer + PATIENCE {
+            if now > self.last_response + PATIENCE {
                 return Ok(());
             }
             match self.poll.poll(&mut events, Some(Duration::from_secs(1))) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                result => result.context("wait for answers")?,
+                result => result.context("wait for responses")?,
             }
             for event in &events {
                 match (event.token(), &mut self.pace) {
-                    // A timer that is not read does not tick again.
+                    // The timer has to be read before it fires again.
                     (TIMER, Some((_, timer))) => drop(timer.read(&mut [0; 8])),
                     (Token(index), _) => self.receive(index)?,
                 }
@@ -227,7 +227,7 @@ impl Load {
             let connection = &mut self.connections[index];
             connection.due = due;
             self.sent += 1;
-            // A request is small, and the connection is empty: it is taken whole, or the connection is no use.
+            // A request is small, and the socket buffer is empty: a partial write means that the connection is broken.
             match connection.stream.write(request) {
                 Ok(len) if len == request.len() => {}
                 _ => self.retire(index),
@@ -250,7 +250,7 @@ impl Load {
                     eprintln!("{}", String::from_utf8_lossy(&connection.input));
                 }
                 connection.input.clear();
-                self.last_answer = now;
+                self.last_response = now;
                 self.idle.push(index);
                 self.send_what_is_due(now);
             }
@@ -262,7 +262,7 @@ impl Load {
         Ok(())
     }
 
-    /// What the server closed is not opened again: it shows in the result.
+    /// A connection that the server closed is not reopened: it counts in the result.
     fn retire(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         if connection.open {
@@ -273,7 +273,7 @@ impl Load {
     }
 }
 
-/// A timer that ticks at this rate. The time limit of a poll has only milliseconds, so it could not keep it.
+/// A timer that fires at this rate. The timeout of a poll has only millisecond resolution.
 fn wake_up_at(rate: f64, poll: &Poll) -> anyhow::Result<(u64, File)> {
     let interval = Duration::from_secs_f64(1.0 / rate);
     let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK)?;

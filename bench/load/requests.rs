@@ -1,5 +1,4 @@
-//! What is sent. Id, name and body depend on nothing but the number of the request, so every server gets the
-//! same plants.
+//! The requests. Id, name and body depend only on the number of the request, so every server gets the same plants.
 
 use std::io::Write;
 
@@ -16,7 +15,7 @@ const NAMES: [&str; 8] = [
     "Aloe vera",
 ];
 
-/// What the requests look like; the ids, names and bodies depend on nothing but the number of the request.
+/// The template of the requests.
 pub struct Requests {
     head: String,
     bodies: Vec<Vec<Piece>>,
@@ -104,7 +103,7 @@ fn pieces(body: &str) -> Vec<Piece> {
     pieces
 }
 
-/// A permutation of the numbers below 2^53, which JavaScript can hold too: each step can be undone.
+/// A permutation of the integers below 2^53, the range that JavaScript represents exactly.
 fn shuffled(number: u64) -> u64 {
     const MASK: u64 = (1 << 53) - 1;
     let number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & MASK;

@@ -232,6 +232,18 @@ fn build() -> PathBuf {
     target.join("debug/plantstore-broken")
 }
 
+#[test]
+fn every_break_applies_to_the_current_source() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for Break {
+        name, file, before, ..
+    } in &BREAKS
+    {
+        let source = fs::read_to_string(root.join(file)).expect("a source");
+        assert!(source.contains(before), "{name} does not apply to {file}");
+    }
+}
+
 fn copy_all(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("a directory") {

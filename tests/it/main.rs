@@ -3,6 +3,12 @@
 mod architecture;
 mod backup;
 mod backup_files;
+#[path = "../faults/breaks.rs"]
+#[allow(
+    dead_code,
+    reason = "only its test, which fails early when the source changes"
+)]
+mod breaks;
 mod clock;
 mod command_line;
 mod connections;

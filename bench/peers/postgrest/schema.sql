@@ -1,4 +1,4 @@
--- Roles and schema as PostgREST's tutorial has them: an authenticator that can do nothing but become somebody.
+-- Roles and schema as PostgREST's tutorial has them: an authenticator role that can only switch to other roles.
 CREATE SCHEMA api;
 CREATE TABLE api.plants (id bigint PRIMARY KEY, name text NOT NULL, tag text);
 
