@@ -1,5 +1,5 @@
-//! Every setting, once: its name, its default and its help. From the name come the flag, the
-//! variable and the key in the file. What has been parsed into `Settings` is valid.
+//! Every setting, once: its name, default and help. The flag, the environment variable and the key in the config file
+//! are derived from the name.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -11,94 +11,91 @@ use jiff::{SignedDuration, Span, SpanRelativeTo};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::store::Location;
+use crate::token::Token;
 
-/// Where the store is: for every command.
+// A doc comment on a flattened struct would replace the help of the command that uses it.
+
 #[derive(Debug, Clone, Args)]
-pub struct StoreSettings {
-    /// Where plants and tokens are kept: sqlite:PATH or postgres://USER@HOST/DATABASE
+pub(crate) struct StoreSettings {
+    /// Location of plants and tokens: sqlite:PATH or postgres://USER@HOST/DATABASE
     #[arg(long, value_name = "URL", default_value = "sqlite:plantstore.db")]
-    pub store: Location,
+    pub(crate) store: Location,
 }
 
-/// How large a plant may be: for whatever takes plants.
 #[derive(Debug, Clone, Args)]
-pub struct BodySettings {
-    /// The largest request body, in bytes; for import, the largest line or row
+pub(crate) struct BodySettings {
+    /// Maximum size of a request body, or of an imported line or row, in bytes
     #[arg(long, value_name = "N", default_value = "1048576", value_parser = up_to(64 << 20))]
-    pub max_body_bytes: usize,
+    pub(crate) max_body_bytes: usize,
 }
 
-/// How long the WAL of a SQLite store may become: for whatever adds plants.
 #[derive(Debug, Clone, Args)]
-pub struct WalSettings {
-    /// The largest WAL of a SQLite store, in bytes; while a reader keeps it from being reset, adds get 503 and import waits
+pub(crate) struct WalSettings {
+    /// Maximum size of the WAL of a SQLite store in bytes; while a reader prevents its reset, adds return 503 and import
+    /// waits
     #[arg(long, value_name = "N", default_value = "1073741824", value_parser = wal_bytes())]
-    pub max_wal_bytes: u64,
+    pub(crate) max_wal_bytes: u64,
 }
 
-/// What `serve` can be told.
 #[derive(Debug, Clone, Args)]
-pub struct Settings {
-    /// The address of the public listener
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
-    pub listen: SocketAddr,
+pub(crate) struct Settings {
+    /// Address of the public listener; :8080 means all IPv4 addresses
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = address)]
+    pub(crate) listen: SocketAddr,
 
     #[command(flatten)]
-    pub store: StoreSettings,
+    pub(crate) store: StoreSettings,
 
-    /// The address of the private listener with /healthz, /readyz and /metrics; or off
+    /// Address of the private listener (/healthz, /readyz, /metrics), or off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
-    pub ops_listen: OpsListen,
+    pub(crate) ops_listen: OpsListen,
 
     #[command(flatten)]
-    pub body: BodySettings,
+    pub(crate) body: BodySettings,
 
-    /// The most connections at a time; more wait to be accepted
+    /// Maximum number of open connections; further ones wait to be accepted
     #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
-    pub max_connections: usize,
+    pub(crate) max_connections: usize,
 
-    /// The most plants waiting for the store; more are answered 503
+    /// Maximum number of plants waiting for the store; further requests return 503
     #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
-    pub max_queue: usize,
+    pub(crate) max_queue: usize,
 
     #[command(flatten)]
-    pub wal: WalSettings,
+    pub(crate) wal: WalSettings,
 
-    /// How many connections to PostgreSQL add plants, and one more reads tokens; SQLite has one
+    /// Number of PostgreSQL connections that add plants (one more reads tokens); SQLite always uses one
     #[arg(long, value_name = "N", default_value = "4", value_parser = up_to(64))]
-    pub store_connections: usize,
+    pub(crate) store_connections: usize,
 
-    /// How long the head of a request may take to arrive
+    /// Time limit for receiving the request headers
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
-    pub header_timeout: Duration,
+    pub(crate) header_timeout: Duration,
 
-    /// How long the body of a request may take to arrive
+    /// Time limit for receiving the request body
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
-    pub body_timeout: Duration,
+    pub(crate) body_timeout: Duration,
 
-    /// How long a connection may be idle, or a client take nothing of its answer
+    /// Time limit for an idle connection, and for a client that does not read its response
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = duration)]
-    pub idle_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
 
-    /// How long an add waits for the store before it is answered 503
+    /// Time limit for an add to wait for the store before it returns 503
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
-    pub store_timeout: Duration,
+    pub(crate) store_timeout: Duration,
 
-    /// How long what is in flight may take to end after SIGTERM or ctrl-c
+    /// Time limit for in-flight requests after SIGTERM or Ctrl-C
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
-    pub drain_timeout: Duration,
+    pub(crate) drain_timeout: Duration,
 
-    /// How much is logged: error, warn, info (a line a request), debug
+    /// Log level; info logs one line per request
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level())]
-    pub log_level: LevelFilter,
+    pub(crate) log_level: LevelFilter,
 }
 
-/// Where health and metrics can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpsListen {
-    /// At this address.
+pub(crate) enum OpsListen {
     On(SocketAddr),
-    /// Nowhere.
     Off,
 }
 
@@ -108,20 +105,29 @@ impl FromStr for OpsListen {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "off" => Ok(Self::Off),
-            address => address
-                .parse()
+            text => address(text)
                 .map(Self::On)
-                .map_err(|_| "expected an address such as 127.0.0.1:9090, or off".to_owned()),
+                .map_err(|expected| format!("{expected}, or off")),
         }
     }
 }
 
-/// A whole number from 1 on.
+/// `localhost` is 127.0.0.1 without a lookup, and an address without a host is 0.0.0.0. Other host names are rejected: they
+/// could resolve to a public address.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let full = match text.split_once(':') {
+        Some(("localhost", port)) => format!("127.0.0.1:{port}"),
+        Some(("", port)) => format!("0.0.0.0:{port}"),
+        _ => text.to_owned(),
+    };
+    full.parse()
+        .map_err(|_| "expected an address such as 127.0.0.1:8080, localhost:8080 or :8080".into())
+}
+
 fn up_to(max: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max)
 }
 
-/// From 1 MiB to 1 TiB.
 fn wal_bytes() -> RangedU64ValueParser {
     RangedU64ValueParser::new().range(1 << 20..=1 << 40)
 }
@@ -131,10 +137,12 @@ fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
         .map(|name| name.parse().expect("each of these is a level"))
 }
 
-/// A name that can stand in a log and on a command line as it is.
-pub fn token_name(text: &str) -> Result<String, String> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
-    if (1..=64).contains(&text.len()) && text.chars().all(allowed) {
+/// A token name needs no quoting in a log or on a command line.
+pub(crate) fn token_name(text: &str) -> Result<String, String> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
+    if Token::parse(text).is_some() {
+        Err("this is a token itself, not the name of a token; keep it secret".to_owned())
+    } else if (1..=64).contains(&text.len()) && text.chars().all(is_allowed) {
         Ok(text.to_owned())
     } else {
         Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
@@ -142,7 +150,7 @@ pub fn token_name(text: &str) -> Result<String, String> {
 }
 
 /// A span of time such as `500ms`, `10s`, `1m30s` or `90d`; a day is 24 hours.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let hint = || "expected a time such as 500ms, 10s, 2m or 90d".to_owned();
     let span: Span = text.parse().map_err(|_| hint())?;
     let duration: SignedDuration = span
@@ -157,6 +165,24 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_may_leave_out_the_host_or_name_localhost() {
+        for (text, expected) in [
+            (":8080", Some("0.0.0.0:8080")),
+            ("localhost:8080", Some("127.0.0.1:8080")),
+            ("127.0.0.2:80", Some("127.0.0.2:80")),
+            ("[::1]:80", Some("[::1]:80")),
+            ("8080", None),
+            (":", None),
+            ("localhost", None),
+            ("example.org:80", None),
+            ("::1:80", None),
+        ] {
+            let parsed = address(text).ok().map(|address| address.to_string());
+            assert_eq!(parsed.as_deref(), expected, "{text}");
+        }
+    }
 
     #[test]
     fn durations_are_read_as_people_write_them() {

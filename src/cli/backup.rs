@@ -8,21 +8,29 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use rustix::process::nice;
 
-use crate::cli::copy::{self, Side, Target};
-use crate::cli::terminal::{Progress, print};
+use crate::cli::copy::{Side, Transfer};
+use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Progress, Unit, print};
 use crate::config::StoreSettings;
 use crate::store::{
     BackupFile, Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss,
     is_backup,
 };
 
+const BACKUP_ADVICE: &str =
+    "do not rely on it: use another backup, or make a new one with `plantstore backup`";
+
+/// Write a verified backup of the store to a file
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore backup /backups/plants.db
+  plantstore backup --force /backups/plants.db --store postgres://plants@db.example/plants")]
 pub(super) struct Backup {
-    /// The file to make
+    /// File to create
     #[arg(value_parser = backup_file())]
     file: PathBuf,
 
-    /// Replace a backup of that name, once the new one is whole
+    /// Replace an existing backup of that name once the new one is complete
     #[arg(long)]
     force: bool,
 
@@ -32,15 +40,21 @@ pub(super) struct Backup {
 
 impl Backup {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        step_back();
+        lower_priority();
         let location = &self.store.store;
-        let mut source = Store::open(location, Mode::Read)?;
+        let mut source = Side::open(location, Mode::Read)?;
         let backup = BackupFile::begin(&self.file, location.file(), self.force)?;
-        let progress = Progress::of(0, "copying");
-        if !source.copy_pages(&backup, &mut |done, all| progress.reach(done, all))? {
-            fill(source, &backup, location.to_string())?;
-        }
+        let progress = Progress::of_items("copying", 0);
+        let is_copied = source
+            .store
+            .copy_pages(&backup, &mut |done, all| progress.set_of(done, all))?;
         drop(progress);
+        if !is_copied {
+            // Plants are never changed, so the backup has all that existed when it began, some that were added since, and the
+            // tokens that added those.
+            let target = Side::open(&backup.location(), Mode::FillBackup)?;
+            Transfer::run(source, target, false)?.copy_tokens()?;
+        }
         backup.settle()?;
 
         let mut copy = Store::open(&backup.location(), Mode::Read)?;
@@ -49,8 +63,8 @@ impl Backup {
         drop(copy);
         if problems > 0 {
             bail!(
-                "the copy is damaged, problems found: {problems}; no backup was made; \
-                 `plantstore check` tells whether the store is"
+                "the copy is damaged, problems found: {problems}; no backup was made; run `plantstore check` to see whether \
+                 the store is damaged"
             );
         }
         backup.finish()?;
@@ -60,28 +74,18 @@ impl Backup {
     }
 }
 
-/// Copies what is no file. Plants are never changed, so all that were there at the beginning are in it, and some that
-/// came meanwhile; and so are the tokens that added those.
-fn fill(source: Store, backup: &BackupFile, name: String) -> anyhow::Result<()> {
-    let mut from = Side {
-        store: source,
-        name,
-    };
-    let mut to = Side {
-        store: Store::open(&backup.location(), Mode::FillBackup)?,
-        name: backup.location().to_string(),
-    };
-    let mut transfer = copy::copy(&mut from, &mut to, Target::Copy)?;
-    transfer.copy_tokens(&mut from, &mut to)
-}
-
+/// Restore a store from a backup; stop the server first
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore restore /backups/plants.db
+  plantstore restore --force /backups/plants.db --store sqlite:/var/lib/plantstore/plantstore.db")]
 pub(super) struct Restore {
-    /// What `plantstore backup` made
+    /// Backup made by `plantstore backup`
     #[arg(value_parser = backup_file())]
     file: PathBuf,
 
-    /// Replace a store that is there, which is kept under another name; in a database, add to what is there
+    /// Replace an existing SQLite store, which is kept under another name; in PostgreSQL, add to the existing plants
     #[arg(long)]
     force: bool,
 
@@ -98,51 +102,39 @@ impl Restore {
     }
 
     fn to_file(&self, store: &Path) -> anyhow::Result<()> {
-        let progress = Progress::of_bytes(Some(0), "copying");
-        let tell = &mut |done, all| progress.reach(done, all);
-        let restoration = Restoration::begin(&self.file, store, self.force, tell)?;
+        let progress = Progress::new("copying", Some(0), Unit::Bytes);
+        let report = &mut |done, all| progress.set_of(done, all);
+        let restoration = Restoration::begin(&self.file, store, self.force, report)?;
         drop(progress);
         let copy = Store::open(&restoration.location(), Mode::Read);
-        let (plants, tokens) = self.verify(&mut copy.map_err(|error| self.damaged(error))?)?;
+        let checked = self.verify(&mut copy.map_err(|error| self.damaged(error))?)?;
         let kept = restoration.finish()?;
-        let store = &self.store.store;
-        eprintln!("restored to {store}: plants {plants}, tokens {tokens}");
+        let (plants, tokens) = (checked.plants, checked.tokens);
+        eprintln!(
+            "restored to {}: plants {plants}, tokens {tokens}",
+            self.store.store
+        );
         if let Some(kept) = kept {
-            eprintln!("what was there is kept as {}", kept.display());
+            eprintln!("the previous store is kept as {}", kept.display());
         }
         Ok(())
     }
 
     fn to_database(&self) -> anyhow::Result<()> {
         let location = &self.store.store;
-        let mut from = Side {
-            store: Store::open(&Location::Sqlite(self.file.clone()), Mode::ReadBackup)
-                .map_err(|error| self.damaged(error))?,
-            name: self.file.display().to_string(),
-        };
+        let backup = Location::Sqlite(self.file.clone());
+        let mut from =
+            Side::open(&backup, Mode::ReadBackup).map_err(|error| self.damaged(error))?;
         self.verify(&mut from.store)?;
-        let mut to = Side {
-            store: Store::open(location, Mode::Create)?,
-            name: location.to_string(),
-        };
+        let mut to = Side::open(location, Mode::Create)?;
         if !self.force && (to.store.has_tokens()? || to.store.count_plants()? > 0) {
             bail!(
-                "{location} is not empty; choose an empty database, or have what is missing added with --force"
+                "{location} is not empty; choose an empty database, or add what is missing with --force"
             );
         }
-        let target = if self.force {
-            Target::Any
-        } else {
-            Target::Copy
-        };
-        let copied = copy::copy(&mut from, &mut to, target)?.compare(&mut from, &mut to)?;
-        let (plants, tokens) = (copied.plants, copied.tokens);
-        eprintln!("restored to {location}: plants {plants}, tokens {tokens}");
-        copied.report_added_otherwise();
-        Ok(())
+        Transfer::run(from, to, self.force)?.compare(&format!("restored to {location}"))
     }
 
-    /// Why the backup cannot be opened.
     fn damaged(&self, error: OpenError) -> anyhow::Error {
         match error {
             OpenError::Sqlite { source, .. } => anyhow::Error::new(source).context(format!(
@@ -153,7 +145,7 @@ impl Restore {
         }
     }
 
-    fn verify(&self, backup: &mut Store) -> anyhow::Result<(u64, u64)> {
+    fn verify(&self, backup: &mut Store) -> anyhow::Result<Checked> {
         let (checked, problems) = verify(backup)?;
         if problems > 0 {
             bail!(
@@ -161,20 +153,23 @@ impl Restore {
                 self.file.display()
             );
         }
-        Ok((checked.plants, checked.tokens))
+        Ok(checked)
     }
 }
 
-const BACKUP_ADVICE: &str =
-    "do not rely on it: use another backup, or make a new one with `plantstore backup`";
-
+/// Verify every row of a store or a backup against its checksum
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore check
+  plantstore check /backups/plants.db")]
 pub(super) struct Check {
-    /// A backup, or the file of a store; what --store says, unless given
+    /// Backup or database file to check [default: the store]
     #[arg(value_parser = backup_file())]
     file: Option<PathBuf>,
 
-    /// Open the store from now on although committed transactions are missing in it, as after its WAL file was deleted
+    /// Accept that committed transactions are missing, for example after the WAL file was deleted, and let the store be
+    /// opened again
     #[arg(long)]
     accept_loss: bool,
 
@@ -184,7 +179,7 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        step_back();
+        lower_priority();
         let is_file = self.file.is_some();
         let location = self.file.map_or(self.store.store, Location::Sqlite);
         let is_backup = is_backup(&location);
@@ -204,56 +199,49 @@ impl Check {
             opened => opened?,
         };
         let (checked, problems) = verify(&mut store)?;
-        match problems {
-            0 => {
-                let (plants, tokens) = (checked.plants, checked.tokens);
-                print(&format!("no damage: plants {plants}, tokens {tokens}\n"))
-            }
-            _ if is_backup => bail!(
-                "the backup {location} is damaged, problems found: {problems}; {BACKUP_ADVICE}"
-            ),
-            _ => bail!("{location} is damaged, problems found: {problems}; restore a backup"),
+        if problems == 0 {
+            let (plants, tokens) = (checked.plants, checked.tokens);
+            return print(&format!("no damage: plants {plants}, tokens {tokens}\n"));
         }
+        let (kind, advice) = if is_backup {
+            ("the backup ", BACKUP_ADVICE)
+        } else {
+            ("", "restore a backup")
+        };
+        bail!("{kind}{location} is damaged, problems found: {problems}; {advice}")
     }
 }
 
-/// After so many problems the rest is only counted.
-const TOLD_MAX: usize = 100;
-
-/// Whatever else the machine has to do goes before.
-pub(super) fn step_back() {
-    let _ = nice(19); // the least that can be asked for; without it a server has a little less
+/// Everything else on the machine has precedence.
+fn lower_priority() {
+    let _ = nice(19); // if it fails, a server has a little less of the CPU
 }
 
-/// Parses the path of a backup, which `-` is not.
-pub(super) fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| {
-        if path == Path::new("-") {
-            Err(
-                "a backup is checked by reading it again, so it must be a file; `plantstore export -` and \
-                 `plantstore import -` use standard output and input",
-            )
-        } else {
-            Ok(path)
-        }
+fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.to_str() {
+        Some("-") => Err(
+            "a backup is verified by reading it again, so it must be a file; `plantstore export -` and \
+             `plantstore import -` use standard output and input",
+        ),
+        _ => Ok(path),
     })
 }
 
-/// What was read, and how many problems there are.
-pub(super) fn verify(store: &mut Store) -> anyhow::Result<(Checked, usize)> {
+/// Reads a store to its end and prints what is wrong with it. Returns the number of problems, too.
+fn verify(store: &mut Store) -> anyhow::Result<(Checked, u64)> {
     let mut problems = 0;
-    let mut told = Ok(());
-    let mut progress = Progress::endless("checking");
+    let mut printed = Ok(());
+    let mut progress = Progress::new("checking", None, Unit::Items);
     let checked = store.check(&mut |finding| match finding {
-        Finding::Total(count) => progress = Progress::of(count, "checking"),
+        Finding::Total(count) => progress = Progress::of_items("checking", count),
         Finding::Read(count) => progress.advance(count),
         Finding::Problem(problem) => {
             problems += 1;
-            if problems <= TOLD_MAX && told.is_ok() {
-                told = print(&format!("{problem}\n"));
+            if problems <= PROBLEMS_SHOWN_MAX && printed.is_ok() {
+                printed = print(&format!("{problem}\n"));
             }
         }
     })?;
-    told?;
+    printed?;
     Ok((checked, problems))
 }

@@ -1,7 +1,7 @@
 //! `plantstore export`: all plants of one point in time as text, online.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -10,24 +10,30 @@ use clap::Args;
 
 use crate::cli::terminal::Progress;
 use crate::config::StoreSettings;
-use crate::formats::{self, Format};
+use crate::formats::{Format, spreadsheet_safe};
 use crate::fs::{AtomicFile, Replace};
-use crate::store::{Mode, PlantPage, Store, StoreError};
+use crate::store::{Mode, Store, StoreError};
 
 const WRITE_BUFFER: usize = 64 << 10;
 
+/// Write all plants to a file or standard output
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore export plants.ndjson
+  plantstore export --format csv | gzip > plants.csv.gz
+  plantstore export --spreadsheet-safe plants.csv")]
 pub(super) struct Export {
-    /// Where to, or - for standard output. A file appears when it is whole, in place of one that was there
+    /// File to write, replaced once the export is complete, or - for standard output
     #[arg(default_value = "-")]
     file: PathBuf,
 
-    /// How to write it; csv if the name ends so, or else ndjson
+    /// Format [default: csv if FILE ends with .csv or .tsv, otherwise ndjson]
     #[arg(long)]
     format: Option<Format>,
 
-    /// Put an apostrophe before names and tags that a spreadsheet would evaluate as a formula; such a CSV file is for reading,
-    /// and an import of it would add other names
+    /// Put an apostrophe before text that a spreadsheet would evaluate as a formula; such a CSV file is for reading, an
+    /// import would add the changed names
     #[arg(long)]
     spreadsheet_safe: bool,
 
@@ -44,54 +50,64 @@ impl Export {
             bail!("--spreadsheet-safe is for CSV; add --format csv");
         }
         let cannot_write = || format!("cannot write {}", self.file.display());
-        let target = Target::open(&self.file, location.file())?;
-        let mut out = BufWriter::with_capacity(WRITE_BUFFER, target);
-        let is_watched = io::stderr().is_terminal()
-            && !(out.get_ref().is_standard_output() && io::stdout().is_terminal());
-        let written = write_all(
-            &mut store,
-            format,
-            self.spreadsheet_safe,
-            &mut out,
-            is_watched,
-        )?;
-        let written = written.and_then(|plants| Ok((plants, out.into_inner()?)));
-        match written {
-            Ok((plants, target)) => {
-                target.finish()?;
-                if self.file != Path::new("-") {
-                    eprintln!("exported: plants {plants}");
-                }
-                Ok(())
-            }
-            // The reader has ended.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error) => Err(error).with_context(cannot_write),
+        let is_stdout = self.file == Path::new("-");
+        let is_special =
+            |path: &Path| fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+        let mut atomic = None;
+        let out: Box<dyn Write + '_> = if is_stdout {
+            Box::new(io::stdout())
+        } else if is_special(&self.file) {
+            // A device or a named pipe cannot be replaced by a complete file.
+            let opened = File::options().write(true).open(&self.file);
+            Box::new(opened.with_context(cannot_write)?)
+        } else {
+            let file = AtomicFile::create(&self.file, Replace::RegularFile, location.file())?;
+            Box::new(atomic.insert(file).file())
+        };
+        let mut out = BufWriter::with_capacity(WRITE_BUFFER, out);
+        // Counting takes a while, and only a bar needs it.
+        let is_bar_visible =
+            io::stderr().is_terminal() && !(is_stdout && io::stdout().is_terminal());
+        let total = is_bar_visible.then(|| store.count_plants()).transpose()?;
+        let progress = total.map(|total| Progress::of_items("exporting", total));
+        let written = self.write(&mut store, format, &mut out, progress.as_ref())?;
+        drop(progress);
+        let plants = match written.and_then(|plants| out.flush().map(|()| plants)) {
+            // The reader has ended, as `head` does.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written.with_context(cannot_write)?,
+        };
+        drop(out);
+        atomic.map_or(Ok(()), AtomicFile::persist)?;
+        if !is_stdout {
+            eprintln!("exported: plants {plants}");
         }
+        Ok(())
     }
-}
 
-/// Writes all plants; gives how many, or why they could not be written.
-fn write_all(
-    store: &mut Store,
-    format: Format,
-    spreadsheet_safe: bool,
-    out: &mut impl Write,
-    is_watched: bool,
-) -> Result<io::Result<u64>, StoreError> {
-    // To count them takes a while, and only a bar needs it.
-    let progress = if is_watched {
-        Some(Progress::of(store.count_plants()?, "exporting"))
-    } else {
-        None
-    };
-    let mut plants = 0;
-    let mut written = format.write_head(out);
-    if written.is_ok() {
+    /// Returns the number of plants, or why they could not be written.
+    fn write(
+        &self,
+        store: &mut Store,
+        format: Format,
+        out: &mut impl Write,
+        progress: Option<&Progress>,
+    ) -> Result<io::Result<u64>, StoreError> {
+        let mut plants = 0;
+        let mut written = format.write_head(out);
+        if written.is_err() {
+            return Ok(written.map(|()| plants));
+        }
         store.export(&mut |page| {
-            written = write_page(format, spreadsheet_safe, out, page);
+            written = page.plants.iter().try_for_each(|record| {
+                if self.spreadsheet_safe {
+                    format.write_plant(out, record.id, &spreadsheet_safe(&record.plant))
+                } else {
+                    format.write_plant(out, record.id, &record.plant)
+                }
+            });
             plants += page.plants.len() as u64;
-            if let Some(progress) = &progress {
+            if let Some(progress) = progress {
                 progress.advance(page.plants.len());
             }
             match written {
@@ -99,83 +115,6 @@ fn write_all(
                 Err(_) => ControlFlow::Break(()),
             }
         })?;
-    }
-    Ok(written.map(|()| plants))
-}
-
-fn write_page(
-    format: Format,
-    spreadsheet_safe: bool,
-    out: &mut impl Write,
-    page: &PlantPage,
-) -> io::Result<()> {
-    let mut plants = page.plants.iter();
-    plants.try_for_each(|record| {
-        if spreadsheet_safe {
-            let plant = formats::spreadsheet_safe(&record.plant);
-            format.write_plant(out, record.id, &plant)
-        } else {
-            format.write_plant(out, record.id, &record.plant)
-        }
-    })
-}
-
-/// Something to write to.
-pub(super) enum Target {
-    StandardOutput(Stdout),
-    /// A device or a named pipe.
-    Device(File),
-    File(AtomicFile),
-}
-
-impl Target {
-    /// `store` is the database that is exported, if that is a file: it is never written to.
-    pub(super) fn open(path: &Path, store: Option<&Path>) -> anyhow::Result<Self> {
-        if path == Path::new("-") {
-            return Ok(Self::StandardOutput(io::stdout()));
-        }
-        match fs::metadata(path) {
-            Ok(found) if !found.is_file() && !found.is_dir() => {
-                let device = OpenOptions::new().write(true).open(path);
-                let device = device.with_context(|| format!("cannot write {}", path.display()))?;
-                Ok(Self::Device(device))
-            }
-            _ => Ok(Self::File(AtomicFile::create(
-                path,
-                Replace::RegularFile,
-                store,
-            )?)),
-        }
-    }
-
-    pub(super) fn is_standard_output(&self) -> bool {
-        matches!(self, Self::StandardOutput(_))
-    }
-
-    /// To be called when all is written.
-    pub(super) fn finish(mut self) -> anyhow::Result<()> {
-        self.flush()?;
-        match self {
-            Self::File(file) => Ok(file.persist()?),
-            Self::StandardOutput(_) | Self::Device(_) => Ok(()),
-        }
-    }
-}
-
-impl Write for Target {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::StandardOutput(out) => out.write(bytes),
-            Self::Device(file) => file.write(bytes),
-            Self::File(file) => file.file().write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::StandardOutput(out) => out.flush(),
-            Self::Device(file) => file.flush(),
-            Self::File(file) => file.file().flush(),
-        }
+        Ok(written.map(|()| plants))
     }
 }

@@ -1,4 +1,4 @@
-//! `plantstore openapi`, `completions` and `man`: text generated from the contract and from the command line.
+//! `plantstore completions` and `man`: generated from the descriptions of the command line.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -12,21 +12,54 @@ use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::cli::terminal::print;
 use crate::fs::{AtomicFile, Replace};
-use crate::http::docs::OPENAPI_YAML;
 use crate::version::COMMIT_DATE;
 
-pub(super) fn openapi() -> anyhow::Result<()> {
-    print(OPENAPI_YAML)
-}
+/// The manual page of a command refers to the others of its group.
+const RELATED: [&[&str]; 5] = [
+    &["serve", "token", "migrate"],
+    &["list", "get", "stats"],
+    &["backup", "restore", "check"],
+    &["export", "import", "copy"],
+    &["openapi", "completions", "man"],
+];
 
+const FILES: [(&str, &str); 4] = [
+    (
+        "plantstore.db",
+        "The SQLite database, unless --store names another one.",
+    ),
+    (
+        "plantstore.db-wal, plantstore.db-shm, plantstore.db-lock",
+        "Its WAL, shared memory and lock file. They belong to the database: never delete or copy it without them.",
+    ),
+    (
+        "plantstore.token",
+        "The first token, which the server creates next to the database of an empty store.",
+    ),
+    (
+        "/etc/plantstore/plantstore.toml",
+        "The config file of the packaged service.",
+    ),
+];
+
+const EXIT_STATUS: [(&str, &str); 3] = [
+    ("0", "Success."),
+    ("1", "Failure; the reason is on standard error."),
+    ("2", "Usage error."),
+];
+
+/// Print a shell completion script
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore completions bash > /etc/bash_completion.d/plantstore
+  plantstore completions zsh > _plantstore")]
 pub(super) struct Completions {
-    /// The shell that is to read it
+    /// Shell to generate the script for
     shell: Shell,
 }
 
 impl Completions {
-    /// Of this command line.
     pub(super) fn run(&self, mut command: Command) -> anyhow::Result<()> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut command, "plantstore", &mut script);
@@ -34,48 +67,47 @@ impl Completions {
     }
 }
 
+/// Print the manual page, or write the pages of all commands
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore man | man -l -
+  plantstore man --to /usr/local/share/man/man1")]
 pub(super) struct Man {
-    /// Write the pages of all commands, a file each, into this directory instead
+    /// Write the pages of all commands, one file each, to this directory
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
 }
 
 impl Man {
-    /// Of this command line.
     pub(super) fn run(&self, command: Command) -> anyhow::Result<()> {
         let mut command = command.disable_help_subcommand(true);
         command.build();
-        match &self.to {
-            Some(directory) => {
-                fs::create_dir_all(directory)
-                    .with_context(|| format!("cannot make {}", directory.display()))?;
-                write_pages(&command, directory)
-            }
-            None => print(&page(&command)?),
-        }
+        let Some(directory) = &self.to else {
+            return print(&page(&command)?);
+        };
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        write_pages(&command, directory)
     }
 }
 
-/// The pages of a command and of those below it.
+/// Writes the pages of a command and of its subcommands.
 fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
     let path = directory.join(format!("{}.1", name(command)));
     let file = AtomicFile::create(&path, Replace::RegularFile, None)?;
     let written = file.file().write_all(page(command)?.as_bytes());
     written.with_context(|| format!("cannot write {}", path.display()))?;
-    // Manual pages are for everybody.
     file.file().set_permissions(Permissions::from_mode(0o644))?;
     file.persist()?;
-    let below = command
+    let mut below = command
         .get_subcommands()
         .filter(|below| !below.is_hide_set());
-    below
-        .into_iter()
-        .try_for_each(|below| write_pages(below, directory))
+    below.try_for_each(|below| write_pages(below, directory))
 }
 
 fn page(command: &Command) -> anyhow::Result<String> {
-    // Without a date the rest of the line would move up: an empty one is not written.
+    // An empty date would be left out, and the rest of the line would move up.
     let date = if COMMIT_DATE.is_empty() {
         " "
     } else {
@@ -95,24 +127,86 @@ fn page(command: &Command) -> anyhow::Result<String> {
     if command.has_subcommands() {
         page.render_subcommands_section(&mut text)?;
     }
-    exit_status().to_writer(&mut text)?;
+    let mut rest = Roff::new();
+    examples(&mut rest, command);
+    let has_store = command.get_arguments().any(|arg| arg.get_id() == "store");
+    if has_store || command.get_name() == "plantstore" {
+        list(
+            &mut rest,
+            "FILES",
+            FILES.map(|(name, text)| (name.to_owned(), text.to_owned())),
+        );
+    }
+    let variables = command.get_arguments().filter_map(|arg| {
+        let (variable, flag) = (arg.get_env()?.to_str()?, arg.get_long()?);
+        Some((
+            variable.to_owned(),
+            format!("Used if --{flag} is not given."),
+        ))
+    });
+    if has_store {
+        list(&mut rest, "ENVIRONMENT", variables);
+    }
+    list(
+        &mut rest,
+        "EXIT STATUS",
+        EXIT_STATUS.map(|(code, text)| (code.to_owned(), text.to_owned())),
+    );
+    rest.control("SH", ["SEE ALSO"]);
+    rest.text([roman(see_also(command))]);
+    rest.to_writer(&mut text)?;
     Ok(String::from_utf8(text)?)
 }
 
-/// `plantstore-token-create`.
+/// The examples at the end of the help, as they are.
+fn examples(page: &mut Roff, command: &Command) {
+    let help = command
+        .get_after_help()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let Some((_, examples)) = help.split_once("Examples:\n") else {
+        return;
+    };
+    page.control("SH", ["EXAMPLES"]);
+    page.control("nf", []);
+    for example in examples.lines() {
+        page.text([roman(example.trim_start())]);
+    }
+    page.control("fi", []);
+}
+
+fn list(page: &mut Roff, section: &str, items: impl IntoIterator<Item = (String, String)>) {
+    page.control("SH", [section]);
+    for (name, meaning) in items {
+        page.control("TP", []);
+        page.text([bold(name)]);
+        page.text([roman(meaning)]);
+    }
+}
+
+fn see_also(command: &Command) -> String {
+    let own = name(command)
+        .trim_start_matches("plantstore")
+        .trim_start_matches('-');
+    let group = RELATED
+        .iter()
+        .find(|group| group.iter().any(|name| own.starts_with(name)));
+    let related = group.into_iter().flat_map(|group| group.iter());
+    let related = related
+        .filter(|name| **name != own)
+        .map(|name| format!("plantstore-{name}(1)"));
+    let main = if own.is_empty() {
+        "curl(1)"
+    } else {
+        "plantstore(1)"
+    };
+    let pages: Vec<_> = std::iter::once(main.to_owned()).chain(related).collect();
+    pages.join(", ")
+}
+
+/// For example `plantstore-token-create`.
 fn name(command: &Command) -> &str {
     command
         .get_display_name()
         .unwrap_or_else(|| command.get_name())
-}
-
-fn exit_status() -> Roff {
-    let mut section = Roff::new();
-    section.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in [("0", "Done."), ("1", "Failed."), ("2", "Wrong usage.")] {
-        section.control("TP", []);
-        section.text([bold(code)]);
-        section.text([roman(meaning)]);
-    }
-    section
 }

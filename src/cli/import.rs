@@ -1,12 +1,12 @@
-//! `plantstore import`: plants from a file, through the decoding of the service. What is reported as added or replayed is
-//! on disk, so an import can be run again at any time, and continues where it was interrupted.
+//! `plantstore import`: plants from a file, decoded as the server decodes them. What is reported as added or replayed is
+//! durable, so an import can be run again at any time, and continues where it was interrupted.
 
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -14,7 +14,7 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use jiff::Timestamp;
 
-use crate::cli::terminal::{Progress, print};
+use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Progress, Unit, print};
 use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
 use crate::formats::{COMMENT, Format, Lines, Part, Reader, Rejection};
 use crate::fs::{AtomicFile, Replace, WriteError};
@@ -24,32 +24,43 @@ use crate::store::{
 };
 use crate::token::Token;
 
-/// The most plants in one transaction: if others wait for its end, and if not.
-const LEN_BESIDE: usize = 4096;
-const LEN_ALONE: usize = 16384;
+/// The most plants in one transaction, if a server waits for its end and if not; and about the most bytes.
+const BATCH_LEN_SHARED: usize = 4096;
+const BATCH_LEN_EXCLUSIVE: usize = 16384;
+const BATCH_BYTES: u64 = 2 << 20;
 
-/// How often a batch is tried while others have the store. Each time is a wait of some seconds.
-const BUSY_TRIES: usize = 12;
+/// Batches that are decoded while another one is stored.
+const BATCHES_AHEAD: usize = 2;
 
-/// How long a batch waits for a reader to end that keeps the WAL from being reset, and how often it tries.
+/// How often a batch is tried while other processes use the store. Each attempt waits for some seconds.
+const BUSY_ATTEMPTS: usize = 12;
+
+/// How long a batch waits for a reader that prevents the reset of the WAL, and how often it tries.
 const READER_TIMEOUT: Duration = Duration::from_secs(600);
 const READER_PAUSE: Duration = Duration::from_millis(200);
 
-/// The longest that others are given between two batches.
+/// The longest pause between two batches, which a server can use.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 const READ_BUFFER: usize = 256 << 10;
 
+/// Add plants from a file or standard input; can be repeated safely
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore import plants.csv
+  plantstore import --dry-run plants.csv
+  plantstore import --rejects rejected.csv plants.csv
+  gunzip -c plants.ndjson.gz | plantstore import -")]
 pub(super) struct Import {
-    /// What to read, or - for standard input
+    /// File to read, or - for standard input
     file: PathBuf,
 
-    /// How it is written; csv if the name ends so, or else ndjson
+    /// Format [default: csv if FILE ends with .csv or .tsv, otherwise ndjson]
     #[arg(long)]
     format: Option<Format>,
 
-    /// Tell what would become of each plant, and store nothing
+    /// Report the outcome of each plant without storing anything
     #[arg(long)]
     dry_run: bool,
 
@@ -57,11 +68,11 @@ pub(super) struct Import {
     #[arg(long)]
     strict: bool,
 
-    /// Write the rows that are not stored to this new file, with the reasons; corrected, it can be imported
+    /// Write rejected rows with the reasons to this new file, which can be corrected and imported
     #[arg(long, value_name = "FILE", conflicts_with = "strict", value_parser = rejects_file())]
     rejects: Option<PathBuf>,
 
-    /// The name of the token that the plants are kept as added by. If there is none, one is made that nobody can use
+    /// Name of the token that is recorded as having added the plants; created without access if it does not exist
     #[arg(long, value_name = "NAME", default_value = "import", value_parser = token_name)]
     token: String,
 
@@ -77,9 +88,6 @@ pub(super) struct Import {
 
 impl Import {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        if Token::parse(&self.token).is_some() {
-            bail!("--token takes the name of a token, and this is a token itself; keep it secret");
-        }
         let (input, bytes) = open(&self.file)?;
         let rejects = self.rejects.as_deref();
         let rejects = rejects.map(|path| Rejects::create(path, self.store.store.file()));
@@ -87,57 +95,58 @@ impl Import {
         let mut sink = self.sink()?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let input = BufReader::with_capacity(READ_BUFFER, input);
-        let reader = Reader::with_text(
-            input,
-            format,
-            self.body.max_body_bytes,
-            self.rejects.is_some(),
-        );
-        let (reading, batches) = Reading::start(
-            reader,
-            sink.token.unwrap_or(TokenId(0)),
-            sink.len_max(),
-            self.strict,
-        );
+        let reader = Reader::new(input, format, self.body.max_body_bytes, rejects.is_some());
+        let (sender, batches) = sync_channel(BATCHES_AHEAD);
+        let (token, len_max, strict) = (sink.token, sink.len_max(), self.strict);
+        let token = token.unwrap_or(TokenId(0));
+        let reading = thread::spawn(move || read(reader, token, len_max, strict, &sender));
 
-        let mut tally = Tally::new(self.dry_run);
-        let progress = Progress::of_bytes(bytes, "importing");
-        let stored = self.store_all(&batches, &mut sink, &mut tally, &progress, rejects.as_mut());
+        let mut report = Report::new(self.dry_run);
+        let progress = Progress::new("importing", bytes, Unit::Bytes);
+        let stored = self.store_all(
+            &batches,
+            &mut sink,
+            &mut report,
+            &progress,
+            rejects.as_mut(),
+        );
         if stored.is_err() {
             abandon(sink);
             return stored;
         }
-        tally.tell_rest(&progress);
-        drop(progress);
-        print(&tally.summary())?;
-        // One that was told to stop may be waiting for more to read.
-        if self.strict && tally.refused() > 0 {
-            bail!("stopped at the first problem, as --strict says; correct it and run this again");
+        if let more @ 1.. = report.problems.saturating_sub(PROBLEMS_SHOWN_MAX) {
+            progress.say(&format!("and {more} more problems"));
         }
-        let read = reading
-            .end()
-            .map_err(|_| anyhow!("a defect of plantstore"))?;
+        drop(progress);
+        print(&report.summary())?;
+        // The thread may be waiting for more input, so it is not joined.
+        if self.strict && report.rejected() > 0 {
+            bail!("stopped at the first problem (--strict); correct it and run the command again");
+        }
+        let read = reading.join().map_err(|_| anyhow!("a bug in plantstore"))?;
         read.with_context(|| format!("cannot read {} to the end", self.file.display()))?;
-        let again = match (rejects, &self.rejects) {
+        let advice = match (rejects, &self.rejects) {
             (Some(rejects), Some(path)) => {
                 rejects.finish().with_context(cannot_write(path))?;
-                let flag = if Format::of(path) == format {
-                    ""
-                } else if format == Format::Csv {
-                    " --format csv"
-                } else {
-                    " --format ndjson"
+                let flag = match format {
+                    _ if Format::of(path) == format => "",
+                    Format::Csv => " --format csv",
+                    Format::Ndjson => " --format ndjson",
                 };
                 let path = path.display();
                 format!("correct {path} and run `plantstore import{flag} {path}`")
             }
-            _ if tally.refused() == 1 => "correct it and run this again".to_owned(),
-            _ => "correct them and run this again".to_owned(),
+            _ => "correct the input and run the command again".to_owned(),
         };
-        match tally.refused() {
+        let verb = if self.dry_run {
+            "would be rejected"
+        } else {
+            "rejected"
+        };
+        match report.rejected() {
             0 => Ok(()),
-            1 => bail!("one plant {}; {again}", tally.fate()),
-            some => bail!("{some} plants {}; {again}", tally.fate()),
+            1 => bail!("1 plant {verb}; {advice}"),
+            count => bail!("{count} plants {verb}; {advice}"),
         }
     }
 
@@ -145,21 +154,25 @@ impl Import {
         &self,
         batches: &Receiver<Batch>,
         sink: &mut Sink,
-        tally: &mut Tally,
+        report: &mut Report,
         progress: &Progress,
         mut rejects: Option<&mut Rejects>,
     ) -> anyhow::Result<()> {
         for mut batch in batches {
             let line = batch.line();
-            let outcomes = sink.take(&mut batch, self.strict).with_context(|| {
-                format!("stopped before line {line}; once that is put right, run this again")
+            let outcomes = sink.store(&mut batch, self.strict).with_context(|| {
+                format!("stopped before line {line}; fix the problem and run the command again")
             })?;
             progress.set(batch.bytes_read);
-            let taken = tally.take(batch, &outcomes, progress, rejects.as_deref_mut());
-            if let (Err(error), Some(path)) = (taken, &self.rejects) {
-                return Err(error).with_context(cannot_write(path));
+            let header = std::mem::take(&mut batch.header);
+            let problems = report.count(batch, &outcomes, progress);
+            if let (Some(rejects), Some(path)) = (&mut rejects, &self.rejects) {
+                let mut written = problems
+                    .iter()
+                    .map(|problem| rejects.write(&header, problem));
+                written.try_for_each(|written| written.with_context(cannot_write(path)))?;
             }
-            if self.strict && tally.refused() > 0 {
+            if self.strict && report.rejected() > 0 {
                 break;
             }
         }
@@ -168,10 +181,8 @@ impl Import {
 
     fn sink(&self) -> anyhow::Result<Sink> {
         let location = &self.store.store;
-        let rehearsal = (self.dry_run || self.strict).then(DryRun::new);
-        let rehearsal = rehearsal
-            .transpose()
-            .context("cannot make a temporary file")?;
+        let dry_run = (self.dry_run || self.strict).then(DryRun::new).transpose();
+        let dry_run = dry_run.context("cannot create a temporary file")?;
         if self.dry_run {
             let store = match Store::open(location, Mode::Read) {
                 Err(OpenError::Missing(_) | OpenError::NotMigrated(_)) => None,
@@ -180,7 +191,7 @@ impl Import {
             return Ok(Sink {
                 store,
                 token: None,
-                rehearsal,
+                dry_run,
             });
         }
         let mut store = Store::open(location, Mode::Import)?;
@@ -189,7 +200,7 @@ impl Import {
             Ok(token) => Ok(Sink {
                 store: Some(store),
                 token: Some(token),
-                rehearsal,
+                dry_run,
             }),
             Err(error) => {
                 abandon(store);
@@ -199,12 +210,12 @@ impl Import {
     }
 }
 
-/// Leaves a store open until the process ends: closing would sync again, and after a failed fsync that may claim success.
+/// Leaves a store open until the process ends: closing would sync again, and after a failed fsync that may report success.
 fn abandon<T>(store: T) {
     std::mem::forget(store);
 }
 
-/// What there is to read, and how much of it.
+/// Opens the input. Returns its size too, if that is known.
 fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
     if path == Path::new("-") {
         return Ok((Box::new(io::stdin()), None));
@@ -221,12 +232,9 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
 }
 
 fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| {
-        if path == Path::new("-") {
-            Err("expected a file: standard output has the summary")
-        } else {
-            Ok(path)
-        }
+    PathBufValueParser::new().try_map(|path| match path.to_str() {
+        Some("-") => Err("expected a file: the summary is on standard output"),
+        _ => Ok(path),
     })
 }
 
@@ -234,7 +242,7 @@ fn cannot_write(path: &Path) -> impl FnOnce() -> String {
     move || format!("cannot write {}", path.display())
 }
 
-/// The token of this name, created if there is none: revoked from the start, so that it tells where plants come from and
+/// The token of this name, created if there is none: revoked from the start, so that it records where plants come from and
 /// gives no access.
 fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
     let tokens = store.tokens()?;
@@ -246,8 +254,9 @@ fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
         return Ok(id);
     }
     let is_free = |id: &i64| tokens.iter().all(|token| token.id.0 != *id);
-    let free = (1..=i64::MAX).find(is_free);
-    let free = free.context("no id is left for a token")?;
+    let free = (1..=i64::MAX)
+        .find(is_free)
+        .expect("there are fewer tokens than ids");
     let secret = Token::generate().context("cannot get random numbers")?;
     let now = Timestamp::now();
     let created = store.merge_tokens(&[TokenRecord {
@@ -265,57 +274,56 @@ fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
         return Ok(id);
     }
     created?;
-    bail!("cannot create the token {name}; run this again");
+    bail!("cannot create the token {name}; run the command again");
 }
 
 /// Where the plants go.
 struct Sink {
-    /// None, if it is not there yet and is not to be made.
+    /// None if it does not exist and is not to be created.
     store: Option<Store>,
-    /// None, if nothing is to be stored.
+    /// None if nothing is to be stored.
     token: Option<TokenId>,
-    /// Of what must be known before it is stored.
-    rehearsal: Option<DryRun>,
+    /// Determines the outcomes before anything is stored, or instead of it.
+    dry_run: Option<DryRun>,
 }
 
 impl Sink {
     fn len_max(&self) -> usize {
         match &self.store {
-            Some(store) if store.is_shared() => LEN_BESIDE,
-            _ => LEN_ALONE,
+            Some(store) if store.is_shared() => BATCH_LEN_SHARED,
+            _ => BATCH_LEN_EXCLUSIVE,
         }
     }
 
-    /// Stores a batch, or finds out what would become of it. If a problem is to end it, what follows the first is left out.
-    fn take(&mut self, batch: &mut Batch, is_strict: bool) -> Result<Vec<Outcome>, StoreError> {
-        let mut rehearsed = self.rehearse(&batch.additions)?;
-        let is_refused =
+    /// Stores a batch, or determines what its outcomes would be. A strict import stores nothing after the first rejected
+    /// plant.
+    fn store(&mut self, batch: &mut Batch, is_strict: bool) -> Result<Vec<Outcome>, StoreError> {
+        let mut expected = match &mut self.dry_run {
+            Some(dry_run) => {
+                let stored = match &mut self.store {
+                    Some(store) => store.compare(&batch.additions)?,
+                    None => vec![None; batch.additions.len()],
+                };
+                dry_run.add(&batch.additions, stored)?
+            }
+            None => Vec::new(),
+        };
+        let is_rejected =
             |outcome: &Outcome| matches!(outcome, Outcome::Conflict | Outcome::Damaged);
-        if is_strict && let Some(refused) = rehearsed.iter().position(is_refused) {
-            batch.cut_after(refused);
-            rehearsed.truncate(refused + 1);
+        if is_strict && let Some(rejected) = expected.iter().position(is_rejected) {
+            batch.truncate_after(rejected);
+            expected.truncate(rejected + 1);
         }
         match (&mut self.store, self.token) {
             _ if batch.additions.is_empty() => Ok(Vec::new()),
-            (Some(store), Some(token)) => add_once_readers_end(store, token, &batch.additions),
-            _ => Ok(rehearsed),
+            (Some(store), Some(token)) => add_after_readers(store, token, &batch.additions),
+            _ => Ok(expected),
         }
-    }
-
-    fn rehearse(&mut self, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
-        let Some(rehearsal) = &mut self.rehearsal else {
-            return Ok(Vec::new());
-        };
-        let stored = match &mut self.store {
-            Some(store) => store.compare(batch)?,
-            None => vec![None; batch.len()],
-        };
-        rehearsal.add(batch, stored)
     }
 }
 
-/// Adds a batch. Waits while the WAL is as long as it may be.
-fn add_once_readers_end(
+/// Adds a batch. Waits while the WAL has its maximum size.
+fn add_after_readers(
     store: &mut Store,
     token: TokenId,
     batch: &[Addition],
@@ -338,257 +346,56 @@ fn add_once_readers_end(
     }
 }
 
-/// Adds a batch, and leaves others their share of the store.
+/// Adds a batch, and leaves a server its share of the store.
 fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
-    for tries_left in (0..BUSY_TRIES).rev() {
-        let begun = Instant::now();
-        // The use of the token makes every batch a write, whose sync covers whatever was written before: without it a plant
-        // could be called there already that an interrupted process had written and not synced.
+    for attempts_left in (0..BUSY_ATTEMPTS).rev() {
+        let start = Instant::now();
+        // The use of the token makes every batch a write, whose sync covers all earlier writes: otherwise a plant that an
+        // interrupted process had written and not synced could be reported as replayed.
         match store.add(batch, &[(token, Timestamp::now())]) {
-            Err(StoreError::Busy(_)) if tries_left > 0 && store.is_shared() => {}
+            Err(StoreError::Busy(_)) if attempts_left > 0 && store.is_shared() => {}
             Ok(outcomes) => {
                 if store.is_shared() {
-                    thread::sleep(begun.elapsed().min(PAUSE_MAX));
+                    thread::sleep(start.elapsed().min(PAUSE_MAX));
                 }
                 return Ok(outcomes);
             }
             failed => return failed,
         }
     }
-    unreachable!("the last try returns")
+    unreachable!("the last attempt returns")
 }
 
-/// After so many problems the rest is only counted.
-const TOLD_MAX: u64 = 100;
-
+/// Plants that are stored together, and the problems found between them.
 #[derive(Default)]
-pub(super) struct Tally {
-    is_rehearsal: bool,
-    added: u64,
-    already_there: u64,
-    taken: u64,
-    damaged: u64,
-    /// In lines: a row of a wrong form may have taken in others.
-    invalid: u64,
-    problems: u64,
+struct Batch {
+    additions: Vec<Addition>,
+    /// The position of each addition, and its text if that is kept.
+    rows: Vec<(Lines, Vec<u8>)>,
+    problems: Vec<Problem>,
+    /// The header of a CSV file.
+    header: Vec<u8>,
+    /// Of the whole input, up to the end of this batch.
+    bytes_read: u64,
 }
 
-impl Tally {
-    pub(super) fn new(is_rehearsal: bool) -> Self {
-        Self {
-            is_rehearsal,
-            ..Self::default()
-        }
-    }
-
-    /// Counts a batch, reports its problems, and writes the rejected rows.
-    pub(super) fn take(
-        &mut self,
-        batch: Batch,
-        outcomes: &[Outcome],
-        progress: &Progress,
-        rejects: Option<&mut Rejects>,
-    ) -> io::Result<()> {
-        let mut problems = batch.problems;
-        for problem in problems.iter().filter(|problem| is_end(problem)) {
-            self.invalid += problem.rejection.lines;
-        }
-        for ((lines, raw), outcome) in batch.rows.into_iter().zip(outcomes) {
-            let problem = match outcome {
-                Outcome::Added => {
-                    self.added += 1;
-                    continue;
-                }
-                Outcome::Replayed => {
-                    self.already_there += 1;
-                    continue;
-                }
-                Outcome::Conflict => {
-                    self.taken += 1;
-                    "id: belongs to a different plant"
-                }
-                Outcome::Damaged => {
-                    self.damaged += 1;
-                    "id: belongs to a plant that is damaged; run `plantstore check`"
-                }
-            };
-            problems.push(Problem {
-                lines,
-                rejection: Rejection {
-                    problem: problem.to_owned(),
-                    lines: 1,
-                },
-                raw,
-                part: Part::Whole,
-            });
-        }
-        // The parts of a row stay in their order.
-        problems.sort_by_key(|problem| problem.lines.first);
-        for problem in problems.iter().filter(|problem| is_end(problem)) {
-            self.problems += 1;
-            if self.problems <= TOLD_MAX {
-                progress.say(&format!("{}: {}", problem.lines, problem.rejection.problem));
-            }
-        }
-        match rejects {
-            Some(rejects) => problems
-                .iter()
-                .try_for_each(|problem| rejects.write(&batch.header, problem)),
-            None => Ok(()),
-        }
-    }
-
-    /// Says how many problems have not been told.
-    pub(super) fn tell_rest(&self, progress: &Progress) {
-        if let rest @ 1.. = self.problems.saturating_sub(TOLD_MAX) {
-            progress.say(&format!("and {rest} more problems"));
-        }
-    }
-
-    /// How many were not stored, nor would be.
-    pub(super) fn refused(&self) -> u64 {
-        self.taken + self.damaged + self.invalid
-    }
-
-    /// What those have in common.
-    pub(super) fn fate(&self) -> &'static str {
-        if self.is_rehearsal {
-            "would not be stored"
-        } else {
-            "not stored"
-        }
-    }
-
-    pub(super) fn summary(&self) -> String {
-        let added = if self.is_rehearsal {
-            "would be added"
-        } else {
-            "added"
-        };
-        let mut text = format!(
-            "{added} {}, already there {}, taken {}, invalid {}",
-            self.added, self.already_there, self.taken, self.invalid
-        );
-        if self.damaged > 0 {
-            let _ = write!(text, ", damaged {}", self.damaged);
-        }
-        text.push('\n');
-        text
-    }
-}
-
-/// Whether all of it has been read, so that it is known where it ends.
-fn is_end(problem: &Problem) -> bool {
-    matches!(problem.part, Part::Whole | Part::Last)
-}
-
-/// Bytes that are written at a time.
-const BUFFER_LEN: usize = 64 << 10;
-
-/// A new file that gets its name when it is complete.
-pub(super) struct Rejects {
-    file: AtomicFile,
-    buffer: Vec<u8>,
-    is_empty: bool,
-}
-
-impl Rejects {
-    /// Fails if there is a file of that name. `store` is the database that is imported to, if that is a file.
-    pub(super) fn create(path: &Path, store: Option<&Path>) -> anyhow::Result<Self> {
-        let file = match AtomicFile::create(path, Replace::Nothing, store) {
-            Err(WriteError::Exists(path)) => {
-                bail!("{path} already exists; choose another name for --rejects")
-            }
-            created => created?,
-        };
-        Ok(Self {
-            file,
-            buffer: Vec::new(),
-            is_empty: true,
-        })
-    }
-
-    /// Writes a row, or a part of it.
-    pub(super) fn write(&mut self, header: &[u8], problem: &Problem) -> io::Result<()> {
-        if self.is_empty {
-            self.push(header, true);
-            self.is_empty = false;
-        }
-        if matches!(problem.part, Part::Whole | Part::First) {
-            let (lines, reason) = (problem.lines, &problem.rejection.problem);
-            writeln!(self.buffer, "{COMMENT}{lines}: {reason}")?;
-        }
-        let is_end = matches!(problem.part, Part::Whole | Part::Last);
-        self.push(&problem.raw, is_end);
-        if self.buffer.len() >= BUFFER_LEN {
-            self.flush()?;
-        }
-        Ok(())
-    }
-
-    /// The last line of a file may have no end.
-    fn push(&mut self, text: &[u8], is_end: bool) {
-        self.buffer.extend_from_slice(text);
-        if is_end && self.buffer.last().is_some_and(|last| *last != b'\n') {
-            self.buffer.push(b'\n');
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.file().write_all(&self.buffer)?;
-        self.buffer.clear();
-        Ok(())
-    }
-
-    /// Gives it its name. Without any row there is no file.
-    pub(super) fn finish(mut self) -> anyhow::Result<()> {
-        if !self.is_empty {
-            self.flush()?;
-            self.file.persist()?;
-        }
-        Ok(())
-    }
-}
-
-/// About the most bytes in one transaction.
-const BYTES_MAX: u64 = 2 << 20;
-
-/// Batches that wait to be stored.
-const AHEAD: usize = 2;
-
-/// Plants that are stored together, and what stood between them.
-#[derive(Default)]
-pub(super) struct Batch {
-    pub(super) additions: Vec<Addition>,
-    /// Where each of them is, and its text if that is kept.
-    pub(super) rows: Vec<(Lines, Vec<u8>)>,
-    /// What is no plant, where, and why.
-    pub(super) problems: Vec<Problem>,
-    /// What belongs before the text of any row: the header of a CSV file.
-    pub(super) header: Vec<u8>,
-    /// How much has been read with it.
-    pub(super) bytes_read: u64,
-}
-
-/// A row that is not stored.
-pub(super) struct Problem {
-    pub(super) lines: Lines,
-    pub(super) rejection: Rejection,
-    /// Its text, if that is kept.
-    pub(super) raw: Vec<u8>,
-    pub(super) part: Part,
+/// A row that is not stored, or a part of one.
+struct Problem {
+    lines: Lines,
+    rejection: Rejection,
+    raw: Vec<u8>,
+    part: Part,
 }
 
 impl Batch {
-    /// Where it begins.
-    pub(super) fn line(&self) -> u64 {
+    /// The line where it begins.
+    fn line(&self) -> u64 {
         let problems = self.problems.iter().map(|problem| problem.lines);
         let rows = self.rows.iter().map(|(lines, _)| *lines);
         rows.chain(problems).min().map_or(1, |lines| lines.first)
     }
 
-    /// Leaves out all that stands after this plant.
-    pub(super) fn cut_after(&mut self, last: usize) {
+    fn truncate_after(&mut self, last: usize) {
         let (lines, _) = self.rows[last];
         self.additions.truncate(last + 1);
         self.rows.truncate(last + 1);
@@ -600,34 +407,12 @@ impl Batch {
     }
 }
 
-/// The thread that reads.
-pub(super) struct Reading(JoinHandle<io::Result<()>>);
-
-impl Reading {
-    /// Starts it. It ends with what there is to read, at the first problem if there must be none, or when nobody takes its
-    /// batches any more.
-    pub(super) fn start(
-        reader: Reader<impl BufRead + Send + 'static>,
-        token: TokenId,
-        len_max: usize,
-        stop_at_problem: bool,
-    ) -> (Self, Receiver<Batch>) {
-        let (sender, batches) = sync_channel(AHEAD);
-        let thread = thread::spawn(move || read(reader, token, len_max, stop_at_problem, &sender));
-        (Self(thread), batches)
-    }
-
-    /// How it ended.
-    pub(super) fn end(self) -> thread::Result<io::Result<()>> {
-        self.0.join()
-    }
-}
-
+/// Decodes batches until the end of the input, the first problem of a strict import, or the end of the receiver.
 fn read(
     mut reader: Reader<impl BufRead>,
     token: TokenId,
     len_max: usize,
-    stop_at_problem: bool,
+    is_strict: bool,
     batches: &SyncSender<Batch>,
 ) -> io::Result<()> {
     let (mut batch, mut bytes_before) = (Batch::default(), 0);
@@ -635,7 +420,7 @@ fn read(
         let entry = match reader.next_entry() {
             Ok(Some(entry)) => entry,
             Ok(None) => break Ok(()),
-            // What was read before it is stored.
+            // The plants before the error are stored.
             Err(error) => break Err(error),
         };
         match entry.plant {
@@ -654,11 +439,10 @@ fn read(
             batch.header = reader.header().to_vec();
         }
         batch.bytes_read = reader.bytes_read();
-        if stop_at_problem && !batch.problems.is_empty() {
+        if is_strict && !batch.problems.is_empty() {
             break Ok(());
         }
-        let bytes = batch.bytes_read - bytes_before;
-        if batch.len() >= len_max || bytes >= BYTES_MAX {
+        if batch.len() >= len_max || batch.bytes_read - bytes_before >= BATCH_BYTES {
             bytes_before = batch.bytes_read;
             if batches.send(std::mem::take(&mut batch)).is_err() {
                 return Ok(());
@@ -669,4 +453,141 @@ fn read(
         let _ = batches.send(batch);
     }
     ended
+}
+
+/// Counts the outcomes.
+#[derive(Default)]
+struct Report {
+    is_dry_run: bool,
+    added: u64,
+    replayed: u64,
+    conflict: u64,
+    damaged: u64,
+    /// In lines: a malformed row may have swallowed others.
+    invalid: u64,
+    problems: u64,
+}
+
+impl Report {
+    fn new(is_dry_run: bool) -> Self {
+        Self {
+            is_dry_run,
+            ..Self::default()
+        }
+    }
+
+    /// Counts a batch and prints its problems. Returns them in the order of their lines.
+    fn count(&mut self, batch: Batch, outcomes: &[Outcome], progress: &Progress) -> Vec<Problem> {
+        let mut problems = batch.problems;
+        let complete = problems.iter().filter(|problem| problem.part.is_end);
+        self.invalid += complete.map(|problem| problem.rejection.lines).sum::<u64>();
+        for ((lines, raw), outcome) in batch.rows.into_iter().zip(outcomes) {
+            let (count, problem) = match outcome {
+                Outcome::Added => (&mut self.added, None),
+                Outcome::Replayed => (&mut self.replayed, None),
+                Outcome::Conflict => (&mut self.conflict, Some("id: belongs to a different plant")),
+                Outcome::Damaged => (
+                    &mut self.damaged,
+                    Some("id: belongs to a plant that is damaged; run `plantstore check`"),
+                ),
+            };
+            *count += 1;
+            problems.extend(problem.map(|problem| Problem {
+                lines,
+                rejection: Rejection {
+                    problem: problem.to_owned(),
+                    lines: 1,
+                },
+                raw,
+                part: Part::WHOLE,
+            }));
+        }
+        // A stable sort keeps the parts of a row in order.
+        problems.sort_by_key(|problem| problem.lines.first);
+        for problem in problems.iter().filter(|problem| problem.part.is_end) {
+            self.problems += 1;
+            if self.problems <= PROBLEMS_SHOWN_MAX {
+                progress.say(&format!("{}: {}", problem.lines, problem.rejection.problem));
+            }
+        }
+        problems
+    }
+
+    fn rejected(&self) -> u64 {
+        self.conflict + self.damaged + self.invalid
+    }
+
+    fn summary(&self) -> String {
+        let mut text = format!(
+            "{}added {}, replayed {}, conflict {}, invalid {}",
+            if self.is_dry_run { "dry run: " } else { "" },
+            self.added,
+            self.replayed,
+            self.conflict,
+            self.invalid
+        );
+        if self.damaged > 0 {
+            let _ = write!(text, ", damaged {}", self.damaged);
+        }
+        text + "\n"
+    }
+}
+
+/// `--rejects FILE`: the rejected rows as they were, each after a comment with the reason, which an import skips. The file
+/// appears when it is complete.
+struct Rejects {
+    file: AtomicFile,
+    is_empty: bool,
+    is_line_open: bool,
+}
+
+impl Rejects {
+    /// `store` is the database file, which is never written to.
+    fn create(path: &Path, store: Option<&Path>) -> anyhow::Result<Self> {
+        let file = match AtomicFile::create(path, Replace::Nothing, store) {
+            Err(WriteError::Exists(path)) => {
+                bail!("{path} already exists; choose another name for --rejects")
+            }
+            created => created?,
+        };
+        Ok(Self {
+            file,
+            is_empty: true,
+            is_line_open: false,
+        })
+    }
+
+    /// Writes a row, or a part of it.
+    fn write(&mut self, header: &[u8], problem: &Problem) -> io::Result<()> {
+        if std::mem::replace(&mut self.is_empty, false) {
+            self.write_text(header, true)?;
+        }
+        if problem.part.is_start {
+            let comment = format!(
+                "{COMMENT}{}: {}\n",
+                problem.lines, problem.rejection.problem
+            );
+            self.write_text(comment.as_bytes(), true)?;
+        }
+        self.write_text(&problem.raw, problem.part.is_end)
+    }
+
+    /// The last line of the input may have no newline.
+    fn write_text(&mut self, text: &[u8], is_end: bool) -> io::Result<()> {
+        let mut file = self.file.file();
+        file.write_all(text)?;
+        self.is_line_open = text.last().map_or(self.is_line_open, |last| *last != b'\n');
+        if is_end && std::mem::replace(&mut self.is_line_open, false) {
+            file.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    /// Creates no file if there is no rejected row.
+    fn finish(self) -> anyhow::Result<()> {
+        if !self.is_empty {
+            self.file.persist()?;
+        }
+        Ok(())
+    }
 }

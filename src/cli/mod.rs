@@ -1,5 +1,5 @@
-//! The command line: what was typed, completed from the environment and the file, becomes a
-//! command. Exit codes: 0 done, 1 failed, 2 wrong usage.
+//! The command line: arguments, environment variables and the config file become a command. Exit codes: 0 success,
+//! 1 failure, 2 usage error.
 
 mod backup;
 mod copy;
@@ -18,67 +18,67 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cli::redact::{redacted, redacted_with};
-use crate::cli::terminal::is_closed_pipe;
+use crate::cli::terminal::{is_closed_pipe, print, terminal_columns};
+use crate::http::docs::OPENAPI_YAML;
 use crate::logging;
 use crate::version::VERSION;
 
-/// Adds plants over HTTP. A 200 means the plant is on disk; sending it again is always safe.
-#[derive(Debug, Parser)]
-#[command(name = "plantstore", version = VERSION)]
-struct Cli {
-    /// A TOML file with settings of `serve`; a flag or a variable goes before it
-    #[arg(long, global = true, value_name = "FILE")]
-    config: Option<PathBuf>,
+/// Help is not wider than this on any terminal, and 80 columns wide elsewhere.
+const HELP_COLUMNS_MAX: usize = 100;
 
+/// The value of each setting, by its name.
+type Settings = HashMap<String, String>;
+
+/// Add plants over HTTP: a 200 means the plant is durable, and retrying is always safe
+#[derive(Debug, Parser)]
+#[command(
+    name = "plantstore",
+    version = VERSION,
+    after_help = "\
+Every command except restore can be used while the server runs.
+
+Examples:
+  plantstore serve
+  plantstore token create ci --expires-in 90d
+  plantstore backup /backups/plants.db"
+)]
+struct Cli {
     #[command(subcommand)]
     command: Subcommands,
 }
 
 #[derive(Debug, Subcommand)]
 enum Subcommands {
-    /// Run the service
     Serve(serve::Serve),
-    /// Make, list and revoke tokens, also while the service runs
+    /// Create, list and revoke bearer tokens
     #[command(subcommand)]
     Token(token::TokenCommand),
-    /// List plants, newest first, also while the service runs
     List(plants::List),
-    /// Show one plant, with who added it and when
     Get(plants::Get),
-    /// Count plants, by tag and by day, and tell what they take on disk
     Stats(plants::Stats),
-    /// Copy all that is stored to a file and check that, also while the service runs
     Backup(backup::Backup),
-    /// Make a store of a backup, while no service runs
     Restore(backup::Restore),
-    /// Read all that is stored and tell what is not as it was stored, also while the service runs
     Check(backup::Check),
-    /// Write all plants to a file or a pipe, also while the service runs
     Export(export::Export),
-    /// Add plants from a file or a pipe, also while the service runs; safe to run again
     Import(import::Import),
-    /// Copy all plants and tokens to another store, and compare
     Copy(copy::Copy),
-    /// Make the tables in a database, or bring them up to date; for a role that may
     Migrate(serve::Migrate),
-    /// Print the description of the interface (OpenAPI, YAML)
+    /// Print the OpenAPI description (YAML)
+    #[command(after_help = "Examples:\n  plantstore openapi > openapi.yaml")]
     Openapi,
-    /// Print what a shell needs to complete these commands
     Completions(generate::Completions),
-    /// Print the manual page, or write those of all commands
     Man(generate::Man),
 }
 
-/// Parses, runs, prints an error once.
 pub fn run() -> ExitCode {
     let cli = match parse() {
         Ok(cli) => cli,
         Err(usage) => return fail_usage(&usage),
     };
-    let done = match cli.command {
+    let result = match cli.command {
         Subcommands::Serve(serve) => serve.run(),
         Subcommands::Token(token) => token.run(),
         Subcommands::List(list) => list.run(),
@@ -91,21 +91,20 @@ pub fn run() -> ExitCode {
         Subcommands::Import(import) => import.run(),
         Subcommands::Copy(copy) => copy.run(),
         Subcommands::Migrate(migrate) => migrate.run(),
-        Subcommands::Openapi => generate::openapi(),
-        Subcommands::Completions(completions) => completions.run(command(&HashMap::new())),
-        Subcommands::Man(man) => man.run(command(&HashMap::new())),
+        Subcommands::Openapi => print(OPENAPI_YAML),
+        Subcommands::Completions(completions) => completions.run(command(&Settings::new())),
+        Subcommands::Man(man) => man.run(command(&Settings::new())),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
+    match result {
+        Err(error) if !is_closed_pipe(&error) => {
             logging::write_stderr(redacted(&format!("plantstore: {error:#}\n")));
             ExitCode::FAILURE
         }
+        _ => ExitCode::SUCCESS,
     }
 }
 
-/// Prints the help, or a usage error without its secrets.
+/// Prints the help, or a usage error without secrets.
 fn fail_usage(usage: &clap::Error) -> ExitCode {
     let text = usage.render().to_string();
     let clean = redacted(&text);
@@ -116,103 +115,164 @@ fn fail_usage(usage: &clap::Error) -> ExitCode {
     u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Parses twice when there is a file: its values become the defaults of the second time, and so
-/// are read, checked and overruled exactly as what is typed.
+/// Parses a second time if there is a config file: its values are the defaults then, so that they are validated and
+/// overridden as those of flags are.
 fn parse() -> Result<Cli, clap::Error> {
-    let typed = command(&HashMap::new())
+    let matches = command(&Settings::new())
         .try_get_matches()
         .map_err(without_passwords)?;
-    let typed = Cli::from_arg_matches(&typed)?;
-    let Some(path) = typed.config else {
-        return Ok(typed);
+    let Some(path) = config_file(&matches) else {
+        return Cli::from_arg_matches(&matches);
     };
-    let wrong_usage = |problem: String| {
+    let usage_error = |problem: String| {
         let problem = format!("{}: {problem}", path.display());
         Cli::command().error(ErrorKind::InvalidValue, problem)
     };
-    let file = read_settings(&path).map_err(wrong_usage)?;
-    let matches = command(&file).try_get_matches();
-    // The first time went well, so whatever is wrong now stands in the file.
-    let matches = matches.map_err(|error| {
+    let file = read_config(path).map_err(usage_error)?;
+    // The flags and variables were valid, so any error is in the file.
+    let matches = command(&file).try_get_matches().map_err(|error| {
         let text = without_passwords(error).to_string();
         let text = redacted_with(&text, file.values().map(String::as_str));
-        wrong_usage(first_sentence(&text))
+        let line = text.lines().next().unwrap_or_default();
+        usage_error(line.trim_start_matches("error: ").to_owned())
     })?;
     Cli::from_arg_matches(&matches)
 }
 
-/// The command line, with a variable for every setting and the file's values as defaults.
-fn command(file: &HashMap<String, String>) -> Command {
-    complete(Cli::command(), &setting_names(), file)
+/// `--config`, which only commands with settings have.
+fn config_file(matches: &ArgMatches) -> Option<&PathBuf> {
+    match matches.subcommand() {
+        Some((_, matches)) => config_file(matches),
+        None => matches.try_get_one("config").ok().flatten(),
+    }
 }
 
-fn complete(command: Command, settings: &[String], file: &HashMap<String, String>) -> Command {
+/// The command line with an environment variable for every setting, and the values of the config file as defaults.
+fn command(file: &Settings) -> Command {
+    let columns = terminal_columns().unwrap_or(80).min(HELP_COLUMNS_MAX);
+    with_settings(Cli::command(), &setting_names(), file).term_width(columns)
+}
+
+fn with_settings(mut command: Command, settings: &[String], file: &Settings) -> Command {
+    if command.get_arguments().any(|arg| arg.get_id() == "store") {
+        let config = Arg::new("config").long("config").value_name("FILE");
+        let config = config.value_parser(clap::value_parser!(PathBuf));
+        let help = "TOML file with settings, which flags and environment variables override";
+        command = command.arg(config.env("PLANTSTORE_CONFIG").help(help));
+    }
     command
         .mut_args(|mut arg| {
             let id = arg.get_id().to_string();
-            if id == "config" || settings.contains(&id) {
-                // The help must not show what is in them: the store's may hold a password.
-                let name = format!("PLANTSTORE_{}", id.to_uppercase());
-                arg = arg.env(name).hide_env_values(true);
+            if settings.contains(&id) {
+                arg = arg.env(format!("PLANTSTORE_{}", id.to_uppercase()));
             }
+            // The help must not show the values: that of the store may contain a password.
+            arg = arg.hide_env_values(true);
             match file.get(&id) {
                 Some(value) => arg.default_value(value.clone()),
                 None => arg,
             }
         })
-        .mut_subcommands(|subcommand| complete(subcommand, settings, file))
+        .mut_subcommands(|subcommand| with_settings(subcommand, settings, file))
 }
 
-/// Whatever `serve` takes is a setting.
+/// Every argument of `serve` is a setting.
 fn setting_names() -> Vec<String> {
     let cli = Cli::command();
     let serve = cli.find_subcommand("serve").expect("serve is a command");
-    serve
-        .get_arguments()
-        .map(|arg| arg.get_id().to_string())
-        .collect()
+    let names = serve.get_arguments().map(|arg| arg.get_id().to_string());
+    names.collect()
 }
 
-fn read_settings(path: &Path) -> Result<HashMap<String, String>, String> {
+fn read_config(path: &Path) -> Result<Settings, String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        let line = error
-            .span()
-            .map(|span| text[..span.start].matches('\n').count() + 1);
-        let line = line
-            .map(|line| format!(" (line {line})"))
-            .unwrap_or_default();
+        let line = error.span().map_or(String::new(), |span| {
+            format!(" (line {})", text[..span.start].matches('\n').count() + 1)
+        });
         format!("{}{line}", error.message())
     })?;
     let known = setting_names();
-    table
-        .into_iter()
-        .map(|(key, value)| match value {
-            _ if !known.contains(&key) => Err(format!(
-                "there is no setting `{key}`; the settings are {}",
-                known.join(", ")
-            )),
-            toml::Value::String(text) => Ok((key, text)),
-            toml::Value::Integer(number) => Ok((key, number.to_string())),
-            _ => Err(format!("`{key}` must be a string or a whole number")),
-        })
-        .collect()
+    let setting = |(key, value): (String, toml::Value)| match value {
+        _ if !known.contains(&key) => Err(format!(
+            "there is no setting `{key}`; the settings are {}",
+            known.join(", ")
+        )),
+        toml::Value::String(text) => Ok((key, text)),
+        toml::Value::Integer(number) => Ok((key, number.to_string())),
+        _ => Err(format!("`{key}` must be a string or a whole number")),
+    };
+    table.into_iter().map(setting).collect()
 }
 
-/// A URL that cannot be understood is not repeated: it may hold a password, and this may go to a log.
+/// An invalid URL is not repeated in the message: it may contain a password, and the message may be logged.
 fn without_passwords(mut error: clap::Error) -> clap::Error {
-    let is_url = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(argument)) => argument.ends_with("<URL>"),
-        _ => false,
-    };
-    if is_url {
+    if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
+        && argument.ends_with("<URL>")
+    {
         let hidden = ContextValue::String("…".to_owned());
         error.insert(ContextKind::InvalidValue, hidden);
     }
     error
 }
 
-fn first_sentence(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    line.trim_start_matches("error: ").to_owned()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaves(command: &Command, found: &mut Vec<Command>) {
+        if command.has_subcommands() {
+            let below = command.get_subcommands();
+            below.for_each(|below| leaves(below, found));
+        } else if command.get_name() != "help" {
+            found.push(command.clone());
+        }
+    }
+
+    #[test]
+    fn every_command_has_examples_that_parse() {
+        let mut commands = Vec::new();
+        leaves(&command(&Settings::new()), &mut commands);
+        assert!(commands.len() >= 17);
+        for example in commands {
+            let name = example.get_name();
+            let help = example.get_after_help().map(ToString::to_string);
+            let help = help.unwrap_or_else(|| panic!("{name} has no examples"));
+            let help = help.strip_prefix("Examples:\n").expect(name);
+            for line in help.lines() {
+                for part in line
+                    .split(" | ")
+                    .filter(|part| part.contains("plantstore "))
+                {
+                    let words = part.split_whitespace().take_while(|word| *word != ">");
+                    let parsed = command(&Settings::new()).try_get_matches_from(words);
+                    assert!(parsed.is_ok(), "{line}: {}", parsed.expect_err("an error"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn help_fits_into_80_columns() {
+        let mut commands = Vec::new();
+        let mut all = command(&Settings::new()).term_width(80);
+        all.build();
+        commands.push(all.clone());
+        leaves(&all, &mut commands);
+        for mut command in commands {
+            for line in command.render_long_help().to_string().lines() {
+                assert!(line.chars().count() <= 80, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_commands_with_settings_have_a_config_file() {
+        let mut commands = Vec::new();
+        leaves(&command(&Settings::new()), &mut commands);
+        for command in commands {
+            let has = |name| command.get_arguments().any(|arg| arg.get_id() == name);
+            assert_eq!(has("config"), has("store"), "{}", command.get_name());
+        }
+    }
 }

@@ -13,7 +13,7 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 
 use crate::cli::terminal::{
-    Progress, Table, cut, print, printable, table, terminal_columns, width,
+    Progress, Table, Unit, cut, print, printable, table, terminal_columns, width,
 };
 use crate::config::{StoreSettings, duration};
 use crate::logging::write_stderr;
@@ -106,7 +106,7 @@ impl List {
             // One more than is shown, to know whether there are more.
             let len = u32::try_from(left.saturating_add(1)).unwrap_or(CURSORS_MAX);
             let len = len.min(CURSORS_MAX);
-            let progress = Progress::counting("reading");
+            let progress = Progress::new("reading", None, Unit::Items);
             let cursors = store.find(&filter, before, len, &mut |read| progress.advance(read))?;
             drop(progress);
             let (shown, more) = match usize::try_from(left) {
@@ -396,7 +396,7 @@ pub(super) struct Stats {
 impl Stats {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut store = Store::open(&self.store.store, Mode::Read)?;
-        let progress = Progress::counting("counted");
+        let progress = Progress::new("counted", None, Unit::Items);
         let now = Timestamp::now();
         let statistics = store.statistics(now, &mut |read| progress.advance(read))?;
         drop(progress);

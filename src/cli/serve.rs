@@ -9,8 +9,13 @@ use crate::config::{Settings, StoreSettings};
 use crate::store::{Mode, Store};
 use crate::{logging, server};
 
-/// The settings of the service.
+/// Run the HTTP server
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore serve
+  plantstore serve --listen :8080 --store sqlite:/var/lib/plantstore/plantstore.db
+  plantstore serve --config /etc/plantstore/plantstore.toml")]
 pub(super) struct Serve {
     #[command(flatten)]
     settings: Settings,
@@ -19,19 +24,23 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let _log = logging::start(self.settings.log_level);
-        // For everything but the connections, which have threads of their own.
+        // For everything except connections, which have threads of their own.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start a runtime")?;
         let ended = runtime.block_on(server::run(&self.settings));
-        // A query that a stuck disk does not answer is not waited for.
+        // Do not wait for a query on a disk that is stuck.
         runtime.shutdown_timeout(Duration::from_millis(100));
         ended
     }
 }
 
+/// Create or upgrade the database schema (needs a role with DDL rights)
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  plantstore migrate --store postgres://owner@db.example/plants"
+)]
 pub(super) struct Migrate {
     #[command(flatten)]
     store: StoreSettings,

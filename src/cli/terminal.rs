@@ -1,4 +1,4 @@
-//! Standard output, tables, progress bars and the escaping of text that is shown on a terminal.
+//! Standard output, tables, progress bars, and the escaping of text that is shown on a terminal.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -7,20 +7,20 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::termios::tcgetwinsize;
+use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
 use crate::logging::is_unprintable;
 
+/// Problems that a command reports one by one; the rest is only counted.
+pub(super) const PROBLEMS_SHOWN_MAX: u64 = 100;
+
 /// A column is not padded any further: one long cell must not make every line long.
 const PADDED_MAX: usize = 60;
 
-/// If nobody knows.
-const TERMINAL_COLUMNS: usize = 80;
-
-/// Writes all of it, or says that it could not.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout
@@ -29,7 +29,8 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
         .context("cannot write to standard output")
 }
 
-/// Writes all of it, to a file durably. Fails also if standard output is closed, which `print` does not notice.
+/// Syncs what it writes if standard output is a file. Fails also if standard output is closed, which `print` does not
+/// notice.
 pub(super) fn print_durably(text: &str) -> io::Result<()> {
     let stdout = io::stdout();
     let file = File::from(stdout.as_fd().try_clone_to_owned()?);
@@ -50,27 +51,30 @@ pub(super) fn print_durably(text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether it was our reader who had enough, as `head` has.
+/// True if the reader of standard output has ended, as `head` does.
 pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<io::Error>();
     error.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// How wide the terminal is that standard output goes to, if it goes to one.
+/// None if standard output is not a terminal.
 pub(super) fn terminal_columns() -> Option<usize> {
     let stdout = io::stdout();
     stdout.is_terminal().then(|| match tcgetwinsize(&stdout) {
         Ok(size) if size.ws_col > 0 => size.ws_col.into(),
-        _ => TERMINAL_COLUMNS,
+        _ => 80,
     })
 }
 
-/// Columns as wide as their widest cell.
+pub(super) fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_string(value).map(|line| line + "\n")
+}
+
 pub(super) fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
     Table::default().rows(rows)
 }
 
-/// A table that grows: columns stay as wide as they are, or become wider.
+/// A table that is printed page by page: each column is as wide as its widest cell so far.
 pub(super) struct Table<const N: usize> {
     widths: [usize; N],
 }
@@ -82,11 +86,10 @@ impl<const N: usize> Default for Table<N> {
 }
 
 impl<const N: usize> Table<N> {
-    /// Some rows of it.
     pub(super) fn rows(&mut self, rows: Vec<[String; N]>) -> String {
         for row in &rows {
             for (column, cell) in self.widths.iter_mut().zip(row) {
-                *column = width(cell).min(PADDED_MAX).max(*column);
+                *column = cell.width().min(PADDED_MAX).max(*column);
             }
         }
         let line = |row: [String; N]| {
@@ -99,65 +102,72 @@ impl<const N: usize> Table<N> {
     }
 }
 
+/// What a progress bar counts.
+#[derive(Clone, Copy)]
+pub(super) enum Unit {
+    Items,
+    Bytes,
+}
+
+impl Unit {
+    fn show(self, count: u64) -> String {
+        match self {
+            Self::Items => HumanCount(count).to_string(),
+            Self::Bytes => format!("{} MiB", HumanCount(count >> 20)),
+        }
+    }
+}
+
+/// A progress bar on standard error, if that is a terminal.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Of so many.
-    pub(super) fn of(total: u64, what: &'static str) -> Self {
-        let template = "{msg:10} {bar:30} {human_pos}/{human_len}  {per_sec}  {eta} left";
-        Self::new(ProgressBar::new(total), template, what)
-    }
-
-    /// Of so many bytes, if that is known.
-    pub(super) fn of_bytes(total: Option<u64>, what: &'static str) -> Self {
-        let known = "{msg:10} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
-        let unknown = "{msg:10} {spinner} {binary_bytes}  {binary_bytes_per_sec}";
-        let template = if total.is_some() { known } else { unknown };
-        let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
-        Self::new(bar, template, what)
-    }
-
-    /// Of nobody knows how many.
-    pub(super) fn endless(what: &'static str) -> Self {
-        let progress = Self::new(
-            ProgressBar::no_length(),
-            "{msg:10} {spinner} {elapsed}",
-            what,
-        );
-        if !progress.0.is_hidden() {
-            progress.0.enable_steady_tick(Duration::from_millis(100));
+    pub(super) fn new(what: &'static str, total: Option<u64>, unit: Unit) -> Self {
+        let (bar, template) = match total {
+            Some(total) => (
+                ProgressBar::new(total),
+                "{msg:10} {bar:30} {done}/{total}  {rate}/s  {eta} left",
+            ),
+            None => (
+                ProgressBar::no_length(),
+                "{msg:10} {spinner} {done}  {elapsed}",
+            ),
+        };
+        let key = |count: fn(&ProgressState) -> u64| {
+            move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+                let _ = out.write_str(&unit.show(count(state)));
+            }
+        };
+        let style = ProgressStyle::with_template(template)
+            .expect("the templates are valid")
+            .with_key("done", key(ProgressState::pos))
+            .with_key("total", key(|state| state.len().unwrap_or_default()))
+            .with_key("rate", key(per_second));
+        let bar = bar.with_message(what).with_style(style);
+        if total.is_none() && !bar.is_hidden() {
+            bar.enable_steady_tick(Duration::from_millis(100));
         }
-        progress
+        Self(bar)
     }
 
-    /// Of plants, nobody knows how many.
-    pub(super) fn counting(what: &'static str) -> Self {
-        let template = "{msg:10} {human_pos}  {per_sec}";
-        Self::new(ProgressBar::no_length(), template, what)
+    pub(super) fn of_items(what: &'static str, total: u64) -> Self {
+        Self::new(what, Some(total), Unit::Items)
     }
 
-    fn new(bar: ProgressBar, template: &str, what: &'static str) -> Self {
-        let style = ProgressStyle::with_template(template).expect("a template that is known");
-        Self(bar.with_message(what).with_style(style))
+    pub(super) fn advance(&self, count: usize) {
+        self.0.inc(count as u64);
     }
 
-    /// So many are done, of so many.
-    pub(super) fn reach(&self, done: u64, total: u64) {
-        self.0.set_length(total);
-        self.0.set_position(done);
-    }
-
-    /// So many more are done.
-    pub(super) fn advance(&self, done: usize) {
-        self.0.inc(done as u64);
-    }
-
-    /// So many are done in all.
     pub(super) fn set(&self, done: u64) {
         self.0.set_position(done);
     }
 
-    /// Says a line to a person, and leaves the bar where it is.
+    pub(super) fn set_of(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
+    }
+
+    /// Prints a line to standard error without destroying the bar.
     pub(super) fn say(&self, line: &str) {
         self.0.suspend(|| eprintln!("{line}"));
     }
@@ -169,10 +179,13 @@ impl Drop for Progress {
     }
 }
 
-/// What stands for the rest of a text that was cut.
-const CUT: char = '…';
+fn per_second(state: &ProgressState) -> u64 {
+    let milliseconds = u64::try_from(state.elapsed().as_millis()).unwrap_or(u64::MAX);
+    state.pos().saturating_mul(1000) / milliseconds.max(1)
+}
 
-/// Shown on one line, as it is but for what does not print. No two texts look the same.
+/// The text on one line, with escapes for everything that would move the cursor, hide itself or reverse the line. Different
+/// texts stay different.
 pub(super) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -187,14 +200,14 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// In columns.
+/// In columns, not characters.
 pub(super) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// Cut to so many columns.
+/// Cuts a text that is wider than this.
 pub(super) fn cut(text: &str, columns: usize) -> String {
-    // Whatever is longer than this in characters is wider, or has more signs on top of each other than anybody reads.
+    // A text with more characters than this is wider, or has more combining characters than anyone reads.
     let near = text.char_indices().nth(columns.saturating_mul(4));
     let near = near.map_or(text, |(end, _)| &text[..end]);
     if near.len() == text.len() && width(text) <= columns {
@@ -203,11 +216,10 @@ pub(super) fn cut(text: &str, columns: usize) -> String {
     let ends = near.char_indices().map(|(end, _)| end);
     let fits = |end: &usize| width(&near[..*end]) < columns;
     let end = ends.take_while(fits).last().unwrap_or_default();
-    format!("{}{CUT}", &near[..end])
+    format!("{}…", &near[..end])
 }
 
-/// With spaces up to so many columns.
-pub(super) fn padded(text: &str, columns: usize) -> String {
+fn padded(text: &str, columns: usize) -> String {
     let spaces = columns.saturating_sub(width(text));
     format!("{text}{:spaces$}", "")
 }
@@ -217,14 +229,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_write_is_shown_as_it_is() {
+    fn printable_text_is_shown_as_it_is() {
         for text in ["", "Monstera", "シダ", "سرخس", "fougère", "👩‍🌾", "a b"] {
             assert_eq!(printable(text), text);
         }
     }
 
     #[test]
-    fn what_does_not_print_is_shown_as_an_escape() {
+    fn unprintable_text_is_escaped() {
         for (text, shown) in [
             ("a\nb", r"a\nb"),
             ("a\\nb", r"a\\nb"),

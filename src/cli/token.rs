@@ -1,4 +1,4 @@
-//! `plantstore token create | list | revoke`, beside a running server or without one.
+//! `plantstore token create`, `list` and `revoke`.
 
 use std::time::Duration;
 
@@ -7,32 +7,34 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::cli::terminal::{print, print_durably, table};
+use crate::cli::terminal::{json_line, print, print_durably, table};
 use crate::config::{StoreSettings, duration, token_name};
 use crate::store::{Mode, NewToken, Store, TokenRecord};
 use crate::token::Token;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum TokenCommand {
-    /// Make a token and print it, this once, on standard output
     Create(Create),
-    /// List the tokens: what they are called and since when, never what they are
     List(List),
-    /// Revoke a token for good; within a second no server takes it any more
     Revoke(Revoke),
 }
 
+/// Create a token and print it; it cannot be shown again
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore token create ci
+  plantstore token create ci --expires-in 90d --rate-limit 100 > ci.token")]
 pub(super) struct Create {
-    /// What to call it: unique, letters, digits and . _ @ -
+    /// Unique name: 1 to 64 letters, digits and . _ @ -
     #[arg(value_parser = token_name)]
     name: String,
 
-    /// When it stops working, such as 90d or 12h; never, unless given
+    /// Time until the token expires, such as 90d or 12h [default: never]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     expires_in: Option<Duration>,
 
-    /// How many requests a second it may make on each server; as many as it likes, unless given
+    /// Maximum requests per second on each server [default: unlimited]
     #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate_limit: Option<u32>,
 
@@ -40,9 +42,11 @@ pub(super) struct Create {
     store: StoreSettings,
 }
 
+/// List tokens with their state; the tokens themselves are never shown
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  plantstore token list\n  plantstore token list --json")]
 pub(super) struct List {
-    /// One JSON object a line instead of a table
+    /// Print one JSON object per line
     #[arg(long)]
     json: bool,
 
@@ -50,9 +54,12 @@ pub(super) struct List {
     store: StoreSettings,
 }
 
+/// Revoke a token permanently; every server rejects it within a second
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  plantstore token revoke ci")]
 pub(super) struct Revoke {
-    /// The name it was created with
+    /// Name of the token
+    #[arg(value_parser = token_name)]
     name: String,
 
     #[command(flatten)]
@@ -71,35 +78,25 @@ impl TokenCommand {
 
 impl Create {
     fn run(self) -> anyhow::Result<()> {
-        let expires_at = match self.expires_in {
-            Some(time) => Some(
-                Timestamp::now()
-                    .checked_add(time)
-                    .context("that is too far away")?,
-            ),
-            None => None,
-        };
-        if Token::parse(&self.name).is_some() {
-            bail!("this is a token itself, not a name for one; keep it secret");
-        }
+        let name = &self.name;
+        let expires_at = self
+            .expires_in
+            .map(|time| Timestamp::now().checked_add(time));
+        let expires_at = expires_at.transpose().context("--expires-in is too long")?;
         let token = Token::generate().context("cannot get random numbers")?;
         let mut store = Store::open(&self.store.store, Mode::Create)?;
-        let is_taken = |other: &TokenRecord| *other.name == *self.name;
-        if store.tokens()?.iter().any(is_taken) {
-            bail!(
-                "there is a token named {} already; choose another name",
-                self.name
-            );
+        if store.tokens()?.iter().any(|other| *other.name == **name) {
+            bail!("a token named {name} already exists; choose another name");
         }
-        // Printed first: a token that was printed and not stored is of no use to anyone, but one that was stored and not
-        // printed would be valid, and nobody could tell who has it. The error is not passed on as it is, because a closed
-        // pipe is not an error of other commands.
+        // Printed first: a token that was printed and not stored is useless, but one that was stored and not printed would be
+        // valid, and its owner unknown. The error is not passed on as it is, because a closed pipe is not an error of other
+        // commands.
         if let Err(error) = print_durably(&format!("{}\n", token.reveal())) {
             bail!("cannot write to standard output: {error}; no token was created");
         }
         let created = store
             .create_token(&NewToken {
-                name: &self.name,
+                name,
                 digest: token.digest(),
                 expires_at,
                 rate_limit: self.rate_limit,
@@ -107,8 +104,8 @@ impl Create {
             .context("do not use the token that was printed, it may be invalid")?;
         if !created {
             bail!(
-                "another token named {} was created meanwhile; the token that was printed is invalid; choose another name",
-                self.name
+                "another token named {name} was created at the same time; the token that was printed is invalid; choose \
+                 another name"
             );
         }
         Ok(())
@@ -118,50 +115,41 @@ impl Create {
 impl List {
     fn run(self) -> anyhow::Result<()> {
         let tokens = Store::open(&self.store.store, Mode::Read)?.tokens()?;
-        let mut text = String::new();
         if self.json {
-            for token in &tokens {
-                text += &serde_json::to_string(&Listed::from(token))?;
-                text.push('\n');
-            }
-        } else {
-            let head = [
-                "NAME",
-                "STATE",
-                "CREATED",
-                "LAST USED",
-                "EXPIRES",
-                "RATE LIMIT",
-            ];
-            let rows = tokens.iter().map(row);
-            text = table(
-                std::iter::once(head.map(str::to_owned))
-                    .chain(rows)
-                    .collect(),
-            );
+            let lines = tokens.iter().map(|token| json_line(&Listed::from(token)));
+            return print(&lines.collect::<Result<String, _>>()?);
         }
-        print(&text)
+        let head = [
+            "NAME",
+            "STATE",
+            "CREATED",
+            "LAST USED",
+            "EXPIRES",
+            "RATE LIMIT",
+        ];
+        let rows = tokens.iter().map(row);
+        print(&table(
+            std::iter::once(head.map(str::to_owned))
+                .chain(rows)
+                .collect(),
+        ))
     }
 }
 
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let name = self.name;
-        if Token::parse(&name).is_some() {
-            bail!(
-                "this is a token itself, not the name of one; `plantstore token list` shows the names"
-            );
-        }
         match Store::open(&self.store.store, Mode::Write)?.revoke_token(&name)? {
             Some(true) => eprintln!("{name} is revoked"),
-            Some(false) => eprintln!("{name} was revoked before"),
-            None => bail!("there is no token named {name}; `plantstore token list` shows them"),
+            Some(false) => eprintln!("{name} was already revoked"),
+            None => {
+                bail!("there is no token named {name}; `plantstore token list` shows the names")
+            }
         }
         Ok(())
     }
 }
 
-/// A token in JSON.
 #[derive(Serialize)]
 struct Listed<'a> {
     name: &'a str,
@@ -188,9 +176,9 @@ impl<'a> From<&'a TokenRecord> for Listed<'a> {
 }
 
 fn row(token: &TokenRecord) -> [String; 6] {
-    let time = |time: Option<Timestamp>| match time {
-        Some(time) => time.strftime("%Y-%m-%d %H:%M UTC").to_string(),
-        None => "-".to_owned(),
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let time = |time: Option<Timestamp>| {
+        or_dash(time.map(|time| time.strftime("%Y-%m-%d %H:%M UTC").to_string()))
     };
     [
         token.name.to_string(),
@@ -198,9 +186,7 @@ fn row(token: &TokenRecord) -> [String; 6] {
         time(Some(token.created_at)),
         time(token.last_used_at),
         time(token.expires_at),
-        token
-            .rate_limit
-            .map_or_else(|| "-".to_owned(), |limit| format!("{limit}/s")),
+        or_dash(token.rate_limit.map(|limit| format!("{limit}/s"))),
     ]
 }
 

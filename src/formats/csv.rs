@@ -1,5 +1,6 @@
-//! Rows of cells, as RFC 4180 quotes them and as spreadsheets save them: the header names the columns, in any order. A cell
-//! with nothing in it is no cell, and `""` is one that holds the empty string.
+//! CSV, quoted as in RFC 4180 and as spreadsheets save it: the header names the columns, in any order. The csv crate is not
+//! used because it does not distinguish an empty cell (no tag) from a quoted one (an empty tag), nor report the lines that a
+//! stray quote swallows.
 
 use std::io::{self, BufRead, Write};
 
@@ -8,19 +9,16 @@ use crate::plant::{NewPlant, Plant};
 
 const COLUMNS: [&str; 3] = ["id", "name", "tag"];
 
-/// The first is what we write. Where a comma is the decimal point, spreadsheets write the second.
+/// The first is written. Spreadsheets write the second where a comma is the decimal point.
 const SEPARATORS: [u8; 3] = [b',', b';', b'\t'];
 
-/// In a row.
 const CELLS_MAX: usize = 10_000;
 
-/// Writes the header.
-pub fn write_head(out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write_head(out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{}", COLUMNS.join(","))
 }
 
-/// Writes one plant.
-pub fn write_plant(out: &mut impl Write, id: i64, plant: &Plant) -> io::Result<()> {
+pub(super) fn write_plant(out: &mut impl Write, id: i64, plant: &Plant) -> io::Result<()> {
     write!(out, "{id},")?;
     write_cell(out, &plant.name)?;
     out.write_all(b",")?;
@@ -39,11 +37,11 @@ fn write_cell(out: &mut impl Write, text: &str) -> io::Result<()> {
     write!(out, "\"{}\"", text.replace('"', "\"\""))
 }
 
-/// A plant whose name and tag no spreadsheet evaluates: an apostrophe stands before what would begin a formula. That is for
-/// people to read; an import would take the apostrophe for a part of the name.
-pub fn spreadsheet_safe(plant: &Plant) -> Plant {
+/// Puts an apostrophe before a name or tag that a spreadsheet would evaluate as a formula. For reading only: an import would
+/// take the apostrophe for a part of the name.
+pub(crate) fn spreadsheet_safe(plant: &Plant) -> Plant {
     let safe = |text: &String| {
-        // The last four are the full-width forms of the first, which some programs take for the same.
+        // The last four are the full-width forms, which some programs evaluate too.
         let is_formula = text
             .trim_start_matches([' ', '\u{a0}'])
             .starts_with(['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠']);
@@ -59,44 +57,32 @@ pub fn spreadsheet_safe(plant: &Plant) -> Plant {
     }
 }
 
-/// Takes the rows apart.
-pub struct Decoder {
+pub(super) struct Decoder {
     bytes_max: usize,
     keeps_text: bool,
     columns: Option<Columns>,
     header: Vec<u8>,
     row: Row,
-    /// Where the row is, as far as it has been read.
+    /// Of the current row, as far as it has been read.
     lines: Lines,
     bytes: usize,
-    /// Where the last quoted cell begins.
+    /// The line where the last quoted cell starts.
     quote_line: u64,
-    /// The text of the row, without what has been handed over.
+    /// The text of the row, without the parts that have been returned.
     raw: Vec<u8>,
-    /// Within a row that is too long, of which a part has been handed over.
+    /// The last part returned was not the end of its row.
     is_within: bool,
     line: Vec<u8>,
 }
 
-/// Where the members of a plant stand in a row.
+/// The positions of id, name and tag in a row.
 struct Columns {
     places: [Option<usize>; 3],
     len: usize,
 }
 
-/// How far a row has been read.
-enum Progress {
-    /// There is none.
-    End,
-    /// To its end.
-    Row,
-    /// As far as is kept at a time.
-    Part,
-}
-
 impl Decoder {
-    /// A row of more bytes than that is a problem.
-    pub fn new(bytes_max: usize, keeps_text: bool) -> Self {
+    pub(super) fn new(bytes_max: usize, keeps_text: bool) -> Self {
         Self {
             bytes_max,
             keeps_text,
@@ -112,23 +98,18 @@ impl Decoder {
         }
     }
 
-    /// The text of the header.
-    pub fn header(&self) -> &[u8] {
+    pub(super) fn header(&self) -> &[u8] {
         &self.header
     }
 
-    /// The next plant. Rows with nothing in them, and comments, are passed over.
-    pub fn next(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<Entry>> {
+    /// The next plant. Blank rows and comments are skipped.
+    pub(super) fn next(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<Entry>> {
         loop {
-            let was_within = self.is_within;
-            let (part, progress) = match (self.read_row(source)?, was_within) {
-                (Progress::End, _) => return Ok(None),
-                (Progress::Part, false) => (Part::First, Progress::Part),
-                (Progress::Part, true) => (Part::Next, Progress::Part),
-                (Progress::Row, false) => (Part::Whole, Progress::Row),
-                (Progress::Row, true) => (Part::Last, Progress::Row),
+            let is_start = !self.is_within;
+            let Some(is_end) = self.read_row(source)? else {
+                return Ok(None);
             };
-            self.is_within = matches!(progress, Progress::Part);
+            self.is_within = !is_end;
             let Some(columns) = &self.columns else {
                 if !self.row.is_blank() {
                     let columns = Columns::named(&self.row).map_err(|problem| {
@@ -148,13 +129,13 @@ impl Decoder {
                 lines: self.lines,
                 plant: columns.plant(&mut self.row, self.lines),
                 raw: std::mem::take(&mut self.raw),
-                part,
+                part: Part { is_start, is_end },
             }));
         }
     }
 
-    /// Reads a row to its end, or the next part of it if its text is kept.
-    fn read_row(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Progress> {
+    /// Reads a row to its end (true), or the next part of it if its text is kept (false). None at the end of the input.
+    fn read_row(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<bool>> {
         if !self.is_within {
             self.row.clear();
             self.raw.clear();
@@ -163,60 +144,57 @@ impl Decoder {
         loop {
             let number = source.line();
             self.line.clear();
-            let is_over = source.read_line(&mut self.line, self.bytes_max)?;
+            let is_line_end = source.read_line(&mut self.line, self.bytes_max)?;
             if self.bytes == 0 {
                 self.lines.first = number;
                 if self.columns.is_none() {
                     self.row.separator = separator_of(&self.line);
                 }
                 if is_comment(&self.line) {
-                    if !is_over {
+                    if !is_line_end {
                         source.skip_line(&mut self.line, self.bytes_max)?;
                     }
                     continue;
                 }
             }
-            if self.line.is_empty() && is_over {
+            if self.line.is_empty() && is_line_end {
                 if self.bytes == 0 {
-                    return Ok(Progress::End);
+                    return Ok(None);
                 }
                 self.row.end(self.quote_line);
-                return Ok(Progress::Row);
+                return Ok(Some(true));
             }
             self.lines.last = number;
             self.bytes += self.line.len();
             if self.keeps_text {
                 self.raw.extend_from_slice(&self.line);
             }
-            if self.bytes > self.bytes_max {
-                self.row
-                    .give_up(too_long(self.bytes_max, &self.row, self.quote_line));
+            if self.bytes > self.bytes_max && self.row.problem.is_none() {
+                let hint = match (self.row.at, self.quote_line) {
+                    (At::Quoted, line) => {
+                        format!("; the quote opened in line {line} may not be closed")
+                    }
+                    _ => String::new(),
+                };
+                let max = self.bytes_max;
+                self.row.give_up(format!("longer than {max} bytes{hint}"));
             }
             let quotes = self.row.quotes;
-            let is_done = self.row.take(&self.line);
+            let is_row_end = self.row.take(&self.line);
             if self.row.quotes != quotes {
                 self.quote_line = number;
             }
-            if is_done {
-                return Ok(Progress::Row);
+            if is_row_end {
+                return Ok(Some(true));
             }
             if self.raw.len() > self.bytes_max && self.columns.is_some() {
-                return Ok(Progress::Part);
+                return Ok(Some(false));
             }
         }
     }
 }
 
-fn too_long(bytes_max: usize, row: &Row, quote_line: u64) -> String {
-    match row.at {
-        At::Quoted => format!(
-            "longer than {bytes_max} bytes; the quote opened in line {quote_line} may not be closed"
-        ),
-        _ => format!("longer than {bytes_max} bytes"),
-    }
-}
-
-/// The one that stands most often in the header.
+/// The most frequent one in the header; the first one if there is a tie.
 fn separator_of(header: &[u8]) -> u8 {
     let count = |separator: &u8| header.iter().filter(|&byte| byte == separator).count();
     let by_count = |a: &&u8, b: &&u8| count(a).cmp(&count(b));
@@ -224,7 +202,7 @@ fn separator_of(header: &[u8]) -> u8 {
         .iter()
         .rev()
         .max_by(by_count)
-        .expect("there are three")
+        .expect("the list is not empty")
 }
 
 impl Columns {
@@ -246,7 +224,7 @@ impl Columns {
             }
             if place.is_none() && *column != "tag" {
                 return Err(format!(
-                    "there is no column `{column}`; a CSV file begins with a header such as id,name,tag"
+                    "there is no column `{column}`; a CSV file starts with a header such as id,name,tag"
                 ));
             }
         }
@@ -264,7 +242,7 @@ impl Columns {
         }
         if row.cells.len() != self.len {
             let hint = if row.cells.len() > self.len {
-                "quote a cell that holds a separator"
+                "quote a cell that contains a separator"
             } else {
                 "a cell may be empty, but not left out"
             };
@@ -306,14 +284,13 @@ impl Cell {
     }
 }
 
-/// A row, as far as it has been read.
 struct Row {
     separator: u8,
     cells: Vec<Cell>,
-    /// The last cell, while it is being read.
+    /// The one that is being read.
     cell: Cell,
     at: At,
-    /// How many cells began with a quote.
+    /// The number of cells that started with a quote.
     quotes: usize,
     problem: Option<String>,
 }
@@ -323,9 +300,9 @@ enum At {
     CellStart,
     Plain,
     Quoted,
-    /// After a quote within a quoted cell: its end, or half of a quote that belongs to it.
+    /// After a quote within a quoted cell: its end, or the first of two quotes that stand for one.
     Quote,
-    /// After that and the first half of the end of a line.
+    /// After the closing quote and a carriage return.
     Closed,
 }
 
@@ -348,19 +325,19 @@ impl Row {
         self.problem = None;
     }
 
-    /// Keeps no more of it, but reads on to its end.
+    /// Keeps nothing of the row, which is still read to its end.
     fn give_up(&mut self, problem: String) {
         self.problem.get_or_insert(problem);
         self.cells.clear();
         self.cell.text.clear();
     }
 
-    /// Whether there is nothing in it: spreadsheets save such rows as `,,`.
+    /// Spreadsheets save empty rows as `,,`.
     fn is_blank(&self) -> bool {
         self.problem.is_none() && self.cells.iter().all(Cell::is_none)
     }
 
-    /// Takes the next line, or a part of it. True once the row is over.
+    /// Takes the next line, or a part of it. True at the end of the row.
     fn take(&mut self, line: &[u8]) -> bool {
         for &byte in line {
             match (self.at, byte) {
@@ -382,8 +359,7 @@ impl Row {
                 (_, byte) if byte == self.separator => self.end_cell(),
                 (At::Quote, b'\r') => self.at = At::Closed,
                 (At::Quote | At::Closed, _) => {
-                    let problem =
-                        "a cell goes on after its closing quote; write a quote within a cell twice";
+                    let problem = "a cell continues after its closing quote; write a quote within a cell twice";
                     self.give_up(problem.to_owned());
                     self.at = At::Plain;
                 }
@@ -415,7 +391,7 @@ impl Row {
 
     fn end(&mut self, quote_line: u64) {
         if self.at == At::Quoted {
-            self.problem = None; // this says more than that it is too long
+            self.problem = None; // more precise than that the row is too long
             self.give_up(format!(
                 "the quote opened in line {quote_line} is never closed"
             ));

@@ -1,4 +1,4 @@
-//! One JSON object a line: `{"id":…,"name":…,"tag":…}`, decoded as the service decodes a body.
+//! One JSON object per line, `{"id":…,"name":…,"tag":…}`, decoded as the server decodes a request body.
 
 use std::io::{self, BufRead, Write};
 
@@ -15,8 +15,7 @@ struct Line<'a> {
     tag: Option<&'a str>,
 }
 
-/// Writes one plant.
-pub fn write_plant(out: &mut impl Write, id: i64, plant: &Plant) -> io::Result<()> {
+pub(super) fn write_plant(out: &mut impl Write, id: i64, plant: &Plant) -> io::Result<()> {
     let line = Line {
         id,
         name: &plant.name,
@@ -26,18 +25,16 @@ pub fn write_plant(out: &mut impl Write, id: i64, plant: &Plant) -> io::Result<(
     out.write_all(b"\n")
 }
 
-/// Takes the lines apart.
-pub struct Decoder {
+pub(super) struct Decoder {
     bytes_max: usize,
     keeps_text: bool,
     line: Vec<u8>,
-    /// Within a line that is too long, of which a part has been handed over.
+    /// The last part returned was not the end of its line.
     is_within: bool,
 }
 
 impl Decoder {
-    /// A line of more bytes than that is a problem.
-    pub fn new(bytes_max: usize, keeps_text: bool) -> Self {
+    pub(super) fn new(bytes_max: usize, keeps_text: bool) -> Self {
         Self {
             bytes_max,
             keeps_text,
@@ -46,70 +43,63 @@ impl Decoder {
         }
     }
 
-    /// The next plant. Lines with nothing in them, and comments, are passed over.
-    pub fn next(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<Entry>> {
+    /// The next plant. Blank lines and comments are skipped.
+    pub(super) fn next(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<Entry>> {
         loop {
             let number = source.line();
             self.line.clear();
-            let is_over = source.read_line(&mut self.line, self.bytes_max)?;
-            if self.is_within {
-                self.is_within = !is_over;
-                let part = if is_over { Part::Last } else { Part::Next };
-                return Ok(Some(self.too_long(number, part)));
-            }
-            if is_comment(&self.line) {
-                if !is_over {
-                    source.skip_line(&mut self.line, self.bytes_max)?;
-                }
-                continue;
-            }
-            if !is_over {
-                if self.keeps_text {
-                    self.is_within = true;
-                    return Ok(Some(self.too_long(number, Part::First)));
-                }
+            let mut is_end = source.read_line(&mut self.line, self.bytes_max)?;
+            let is_start = !self.is_within;
+            let is_skipped = is_start && is_comment(&self.line);
+            if !is_end && (is_skipped || !self.keeps_text) {
                 source.skip_line(&mut self.line, self.bytes_max)?;
-                return Ok(Some(self.too_long(number, Part::Whole)));
+                is_end = true;
+            } else if is_start && is_end && !is_skipped {
+                if self.line.is_empty() {
+                    return Ok(None);
+                }
+                if self.line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return Ok(Some(self.entry(number, self.plant(), Part::WHOLE)));
             }
-            if self.line.is_empty() {
-                return Ok(None);
-            }
-            if self.line.trim_ascii().is_empty() {
+            if is_skipped {
                 continue;
             }
-            // Each line is the first one to the decoder, so that says nothing.
-            let json = self.line.strip_suffix(b"\n").unwrap_or(&self.line);
-            let plant = NewPlant::from_json(json).map_err(|invalid| Rejection {
-                problem: invalid
-                    .to_string()
-                    .replace(" at line 1 column", " at column"),
-                lines: 1,
-            });
-            return Ok(Some(self.entry(number, plant, Part::Whole)));
+            self.is_within = !is_end;
+            let problem = format!("longer than {} bytes", self.bytes_max);
+            let rejection = Rejection { problem, lines: 1 };
+            return Ok(Some(self.entry(
+                number,
+                Err(rejection),
+                Part { is_start, is_end },
+            )));
         }
     }
 
-    fn too_long(&mut self, number: u64, part: Part) -> Entry {
-        let rejection = Rejection {
-            problem: format!("longer than {} bytes", self.bytes_max),
-            lines: 1,
-        };
-        self.entry(number, Err(rejection), part)
+    fn plant(&self) -> Result<NewPlant, Rejection> {
+        let json = self.line.strip_suffix(b"\n").unwrap_or(&self.line);
+        NewPlant::from_json(json).map_err(|invalid| {
+            // Every line is line 1 for the JSON decoder.
+            let problem = invalid
+                .to_string()
+                .replace(" at line 1 column", " at column");
+            Rejection { problem, lines: 1 }
+        })
     }
 
-    fn entry(&mut self, number: u64, plant: Result<NewPlant, Rejection>, part: Part) -> Entry {
-        let raw = if self.keeps_text {
-            std::mem::take(&mut self.line)
-        } else {
-            Vec::new()
-        };
+    fn entry(&mut self, line: u64, plant: Result<NewPlant, Rejection>, part: Part) -> Entry {
         Entry {
             lines: Lines {
-                first: number,
-                last: number,
+                first: line,
+                last: line,
             },
             plant,
-            raw,
+            raw: if self.keeps_text {
+                std::mem::take(&mut self.line)
+            } else {
+                Vec::new()
+            },
             part,
         }
     }

@@ -6,7 +6,7 @@ use super::{COMMENT, Entry, Format, Reader, spreadsheet_safe};
 use crate::plant::{NewPlant, Plant};
 
 fn entries(format: Format, text: &[u8]) -> Vec<Entry> {
-    let mut reader = Reader::new(text, format, 1000);
+    let mut reader = Reader::new(text, format, 1000, false);
     let mut entries = Vec::new();
     while let Some(entry) = reader.next_entry().expect("readable") {
         entries.push(entry);
@@ -110,7 +110,7 @@ proptest! {
     fn no_text_makes_it_panic(text in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(&b"\"\",\n\r;{}"[..])], 0..200)) {
         for format in [Format::Ndjson, Format::Csv] {
             let text = [&b"id,name\n"[..], &text].concat();
-            let mut reader = Reader::new(&text[..], format, 50);
+            let mut reader = Reader::new(&text[..], format, 50, false);
             while let Ok(Some(_)) = reader.next_entry() {}
         }
     }
@@ -173,11 +173,11 @@ fn a_row_that_is_no_plant_is_told_with_its_line_and_the_rest_goes_on() {
             (7, "id: outside the range of int64"),
             (
                 8,
-                "4 cells, and the header has 3; quote a cell that holds a separator"
+                "4 cells, and the header has 3; quote a cell that contains a separator"
             ),
             (
                 9,
-                "a cell goes on after its closing quote; write a quote within a cell twice"
+                "a cell continues after its closing quote; write a quote within a cell twice"
             ),
             (11, "longer than 1032 bytes"),
             (
@@ -227,9 +227,9 @@ fn a_line_that_is_no_plant_is_told_with_its_number_and_the_rest_goes_on() {
 
 #[test]
 fn what_is_no_text_or_has_no_header_is_told_at_once() {
-    let refusal = |text: &[u8]| {
-        let mut reader = Reader::new(text, Format::Csv, 1000);
-        reader.next_entry().expect_err("refused").to_string()
+    let rejection = |text: &[u8]| {
+        let mut reader = Reader::new(text, Format::Csv, 1000, false);
+        reader.next_entry().expect_err("rejected").to_string()
     };
     for (text, expected) in [
         (&b"\xff\xfei\0d\0"[..], "it is UTF-16; save it as UTF-8"),
@@ -240,15 +240,15 @@ fn what_is_no_text_or_has_no_header_is_told_at_once() {
         ),
         (
             b"\nname,tag\n",
-            "line 2: there is no column `id`; a CSV file begins with a header such as id,name,tag",
+            "line 2: there is no column `id`; a CSV file starts with a header such as id,name,tag",
         ),
         (
             b"1,Rose\n",
-            "line 1: there is no column `id`; a CSV file begins with a header such as id,name,tag",
+            "line 1: there is no column `id`; a CSV file starts with a header such as id,name,tag",
         ),
         (b"id,name,ID\n", "line 1: the header has two columns `id`"),
     ] {
-        assert_eq!(refusal(text), expected);
+        assert_eq!(rejection(text), expected);
     }
 }
 
@@ -289,7 +289,7 @@ fn a_stray_quote_is_told_with_all_the_lines_that_it_takes_in() {
         };
         all.filter_map(told).collect::<Vec<_>>()
     };
-    let goes_on = "a cell goes on after its closing quote; write a quote within a cell twice";
+    let goes_on = "a cell continues after its closing quote; write a quote within a cell twice";
     assert_eq!(
         rejected("2,\"b,\n3,c,\n4,\"d\",\n5,e,\n"),
         [format!("lines 3-5: {goes_on} (3)")]
@@ -320,7 +320,7 @@ fn a_stray_quote_is_told_with_all_the_lines_that_it_takes_in() {
 
 /// The header and the text of all entries, of which none is longer than a plant may be.
 fn texts(format: Format, text: &str) -> String {
-    let mut reader = Reader::with_text(text.as_bytes(), format, 100, true);
+    let mut reader = Reader::new(text.as_bytes(), format, 100, true);
     let mut all = Vec::new();
     while let Some(entry) = reader.next_entry().expect("readable") {
         if all.is_empty() {

@@ -329,7 +329,10 @@ fn what_is_not_secret_is_told_in_an_error() {
             "'http://127.0.0.1:80/a:b'",
         ),
         (&["serve", "http://[::1]:80/a"], "'http://[::1]:80/a'"),
-        (&["serve", "--listen", "localhost:80"], "'localhost:80'"),
+        (
+            &["serve", "--listen", "example.org:80"],
+            "expected an address such as 127.0.0.1:8080, localhost:8080 or :8080",
+        ),
         (&["serve", "someone@example.org"], "'someone@example.org'"),
         (&["import", "a@b:c.csv"], "a@b:c.csv"),
         (

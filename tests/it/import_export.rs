@@ -65,7 +65,7 @@ fn what_is_exported_and_imported_elsewhere_is_the_same_to_the_byte() {
     let here = directory();
     assert_eq!(
         import_ok(here.path(), "odd.ndjson", ODD),
-        "added 4, already there 0, taken 0, invalid 0\n"
+        "added 4, replayed 0, conflict 0, invalid 0\n"
     );
     for name in ["a.ndjson", "a.csv"] {
         run_ok(here.path(), &["export", name]);
@@ -85,8 +85,8 @@ fn what_is_exported_and_imported_elsewhere_is_the_same_to_the_byte() {
 fn a_second_import_adds_nothing_and_says_so() {
     let directory = directory();
     for expected in [
-        "added 10000, already there 0, taken 0, invalid 0\n",
-        "added 0, already there 10000, taken 0, invalid 0\n",
+        "added 10000, replayed 0, conflict 0, invalid 0\n",
+        "added 0, replayed 10000, conflict 0, invalid 0\n",
     ] {
         assert_eq!(
             import_ok(directory.path(), "a.ndjson", many(0..10_000)),
@@ -113,14 +113,14 @@ fn problems_are_told_by_line_and_the_rest_is_stored() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         text(&output.stdout),
-        "added 3, already there 1, taken 1, invalid 2\n"
+        "added 3, replayed 1, conflict 1, invalid 2\n"
     );
     assert_eq!(
         text(&output.stderr),
         "line 3: id: missing
 line 5: id: belongs to a different plant
 line 7: id: expected an integer, found text; name: missing
-plantstore: 3 plants not stored; correct them and run this again\n"
+plantstore: 3 plants rejected; correct the input and run the command again\n"
     );
     let names: Vec<_> = plants(directory.path())
         .into_iter()
@@ -141,13 +141,13 @@ fn a_shifted_row_is_not_stored_as_another_plant() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         text(&output.stdout),
-        "added 1, already there 0, taken 0, invalid 2\n"
+        "added 1, replayed 0, conflict 0, invalid 2\n"
     );
     assert_eq!(
         text(&output.stderr),
-        "line 2: 6 cells, and the header has 5; quote a cell that holds a separator
+        "line 2: 6 cells, and the header has 5; quote a cell that contains a separator
 line 4: 4 cells, and the header has 5; a cell may be empty, but not left out
-plantstore: 2 plants not stored; correct them and run this again\n"
+plantstore: 2 plants rejected; correct the input and run the command again\n"
     );
     assert_eq!(plants(directory.path()), [(101, "Ivy".to_owned(), None)]);
 }
@@ -170,20 +170,20 @@ fn a_stray_quote_is_told_with_the_lines_that_it_takes_in() {
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
         text(&output.stdout),
-        "added 2, already there 0, taken 0, invalid 5\n"
+        "added 2, replayed 0, conflict 0, invalid 5\n"
     );
     let said = text(&output.stderr);
     assert!(
-        said.starts_with("lines 3-7: a cell goes on after"),
+        said.starts_with("lines 3-7: a cell continues after"),
         "{said}"
     );
-    assert!(said.contains("5 plants not stored"), "{said}");
+    assert!(said.contains("5 plants rejected"), "{said}");
 
     let open = STRAY_QUOTE.replace("\"Fern\"", "Fern");
     let output = import(directory.path(), "a.csv", open, &[]);
     assert_eq!(
         text(&output.stdout),
-        "added 0, already there 1, taken 0, invalid 6\n"
+        "added 0, replayed 1, conflict 0, invalid 6\n"
     );
     let said = text(&output.stderr);
     let expected = "lines 3-8: the quote opened in line 3 is never closed\n";
@@ -223,7 +223,7 @@ fn rejected_rows_can_be_corrected_and_imported() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let said = text(&output.stderr);
         let expected =
-            format!("not stored; correct {rejects} and run `plantstore import {rejects}`\n");
+            format!("rejected; correct {rejects} and run `plantstore import {rejects}`\n");
         assert!(said.ends_with(&expected), "{said}");
         let path = place.join(&rejects);
         assert_eq!(
@@ -242,7 +242,7 @@ fn rejected_rows_can_be_corrected_and_imported() {
         let again = run(place, &["import", &rejects]);
         assert_eq!(again.status.code(), Some(1), "{again:?}");
         assert!(
-            text(&again.stdout).starts_with("added 0, already there 0, "),
+            text(&again.stdout).starts_with("added 0, replayed 0, "),
             "{again:?}"
         );
         assert_eq!(plants(place), stored);
@@ -254,7 +254,7 @@ fn rejected_rows_can_be_corrected_and_imported() {
         let corrected = import_ok(place, &rejects, rejected);
         assert_eq!(
             corrected,
-            format!("added {added}, already there 0, taken 0, invalid 0\n")
+            format!("added {added}, replayed 0, conflict 0, invalid 0\n")
         );
         let left: Vec<_> = crate::backup::files(place);
         assert!(!left.iter().any(|name| name.ends_with("-tmp")), "{left:?}");
@@ -280,7 +280,7 @@ fn rejected_rows_are_complete_however_long_they_are() {
     let output = import(place, "a.csv", &all, &flags);
     assert_eq!(
         text(&output.stdout),
-        "added 0, already there 0, taken 0, invalid 4999\n"
+        "added 0, replayed 0, conflict 0, invalid 4999\n"
     );
     let said = text(&output.stderr);
     assert!(
@@ -296,7 +296,7 @@ fn rejected_rows_are_complete_however_long_they_are() {
     let output = import(place, "r.txt", corrected, &["--format", "csv"]);
     assert_eq!(
         text(&output.stdout),
-        "added 4999, already there 0, taken 0, invalid 0\n"
+        "added 4999, replayed 0, conflict 0, invalid 0\n"
     );
 }
 
@@ -391,7 +391,7 @@ fn a_strict_import_stores_what_stands_before_the_first_problem() {
         assert_eq!(output.status.code(), Some(1));
         assert_eq!(plants(directory.path()).len(), stored, "{file}");
         let expected = format!(
-            "{problem}\nplantstore: stopped at the first problem, as --strict says; correct it and run this again\n"
+            "{problem}\nplantstore: stopped at the first problem (--strict); correct it and run the command again\n"
         );
         assert_eq!(text(&output.stderr), expected);
     }
@@ -415,11 +415,7 @@ fn after_a_hundred_problems_the_rest_is_counted() {
     assert_eq!(told.len(), 102);
     assert_eq!(told[99], "line 100: id: missing; name: missing");
     assert_eq!(told[100], "and 8900 more problems");
-    assert!(
-        told[101].contains("9000 plants not stored"),
-        "{}",
-        told[101]
-    );
+    assert!(told[101].contains("9000 plants rejected"), "{}", told[101]);
 }
 
 #[test]
@@ -435,18 +431,18 @@ fn a_dry_run_says_the_same_and_stores_nothing() {
     for (output, summary) in [
         (
             &dry,
-            "would be added 3, already there 1, taken 1, invalid 2\n",
+            "dry run: added 3, replayed 1, conflict 1, invalid 2\n",
         ),
         (
             &dry_beside,
-            "would be added 2, already there 2, taken 1, invalid 2\n",
+            "dry run: added 2, replayed 2, conflict 1, invalid 2\n",
         ),
-        (&real, "added 2, already there 2, taken 1, invalid 2\n"),
+        (&real, "added 2, replayed 2, conflict 1, invalid 2\n"),
     ] {
         assert_eq!(text(&output.stdout), summary);
         assert_eq!(output.status.code(), Some(1));
     }
-    let told = text(&real.stderr).replace("not stored", "would not be stored");
+    let told = text(&real.stderr).replace("plants rejected", "plants would be rejected");
     assert_eq!(text(&dry.stderr), told);
     assert_eq!(text(&dry_beside.stderr), told);
 }
@@ -476,7 +472,7 @@ fn imported_plants_know_a_token_that_opens_nothing() {
 
     let secret = server.token();
     let output = import(here, "a.ndjson", "", &["--token", &secret]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("the name of a token"));
 }
 
@@ -520,7 +516,7 @@ fn killed_half_way_and_run_again_it_ends_with_every_plant_once() {
     assert!(stored < 40_000);
     let again = run_ok(directory.path(), &["import", "all.ndjson"]);
     let expected = format!(
-        "added {}, already there {stored}, taken 0, invalid 0\n",
+        "added {}, replayed {stored}, conflict 0, invalid 0\n",
         40_000 - stored
     );
     assert_eq!(again, expected);
@@ -603,7 +599,7 @@ fn an_import_beside_a_server_leaves_it_room() {
     assert!(text(&output.stderr).starts_with("line 8: id: belongs to a different plant\n"));
     assert_eq!(
         text(&output.stdout),
-        "added 29999, already there 0, taken 1, invalid 0\n"
+        "added 29999, replayed 0, conflict 1, invalid 0\n"
     );
     assert_eq!(plants(here).len(), 30_000 + added);
     if !postgres::is_under_test() {
@@ -705,7 +701,7 @@ fn what_cannot_be_read_is_told_in_a_sentence() {
     assert_eq!(
         text(&output.stderr),
         "plantstore: cannot read a.csv to the end: line 1: there is no column `id`; \
-         a CSV file begins with a header such as id,name,tag\n"
+         a CSV file starts with a header such as id,name,tag\n"
     );
     let missing = run(
         directory.path(),
@@ -759,7 +755,7 @@ fn what_is_there_already_is_synced_before_it_is_called_so() {
         assert!(output.status.success(), "{output:?}");
     }
     let trace = fs::read_to_string(directory.path().join("strace.out")).expect("a trace");
-    let claimed = trace.find("already there 100").expect("the summary");
+    let claimed = trace.find("replayed 100").expect("the summary");
     let synced = trace[..claimed]
         .lines()
         .any(|line| line.contains("fdatasync(") && line.contains("plantstore.db-wal"));

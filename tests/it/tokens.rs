@@ -288,7 +288,7 @@ fn a_token_is_not_taken_for_a_name_nor_repeated() {
     for command in ["create", "revoke"] {
         let output = run(directory.path(), &["token", command, secret]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains("is a token itself"), "{said}");
         assert!(!said.contains(&secret[..20]), "{said}");
         assert!(output.stdout.is_empty());
