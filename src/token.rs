@@ -1,5 +1,4 @@
-//! A bearer token: its format, checksum and digest. The secret leaves a `Token` only through
-//! `reveal`.
+//! A bearer token: its format, checksum and digest. The secret leaves a `Token` only through `reveal`.
 
 use std::fmt;
 
@@ -16,14 +15,13 @@ const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnop
 pub struct Token(String);
 
 impl Token {
-    /// Makes a token from the operating system's randomness: 30 characters are 178 bits.
+    /// From random numbers of the operating system: 30 characters are 178 bits.
     pub fn generate() -> Result<Self, getrandom::Error> {
         let mut random = String::with_capacity(RANDOM_LEN);
         let mut bytes = [0; 64];
         while random.len() < RANDOM_LEN {
             getrandom::fill(&mut bytes)?;
-            // 248 is the largest multiple of 62 in a byte: above it, `%` would prefer some
-            // characters.
+            // 248 is the largest multiple of 62 in a byte; with larger numbers `%` would favour some characters.
             let unbiased = bytes.iter().filter(|&&byte| byte < 248);
             let missing = RANDOM_LEN - random.len();
             random.extend(
@@ -36,8 +34,7 @@ impl Token {
         Ok(Self(format!("{PREFIX}{random}{checksum}")))
     }
 
-    /// Takes a text that has the format and the checksum of a token; whether it is known, only the
-    /// store can say.
+    /// Checks the format and the checksum, not whether the token exists.
     pub fn parse(text: &str) -> Option<Self> {
         let rest = text.strip_prefix(PREFIX)?;
         let (random, check) = rest.split_at_checked(RANDOM_LEN)?;
@@ -46,12 +43,11 @@ impl Token {
         well_formed.then(|| Self(text.to_owned()))
     }
 
-    /// What the store keeps instead of the token.
     pub fn digest(&self) -> TokenDigest {
         TokenDigest(Sha256::digest(&self.0).into())
     }
 
-    /// The secret itself, for the one place that shows it to its owner.
+    /// The secret itself, to be shown once to its owner.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -63,18 +59,16 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The SHA-256 of a token. Compared in constant time, so that an answer's timing tells nothing of
-/// a stored one.
+/// The SHA-256 of a token, which is what the store has of it. Compared in constant time, so that the response time reveals
+/// nothing about stored digests.
 #[derive(Clone, Copy, Eq)]
 pub struct TokenDigest([u8; 32]);
 
 impl TokenDigest {
-    /// A digest as the store kept it.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The digest as the store keeps it.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -139,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused_without_a_panic() {
+    fn other_text_is_rejected_without_a_panic() {
         for text in [
             "",
             "plant_",

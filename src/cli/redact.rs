@@ -1,15 +1,15 @@
-//! Removes passwords and tokens from error messages, which may go to a log or a screen. A message may repeat anything that
-//! was typed, so it is the message that is cleaned, not the arguments that are known to be secret.
+//! Removes passwords and tokens from error messages, which may be logged or shown. A message may repeat any argument, also one
+//! that was given in the wrong place, so messages are cleaned, not arguments. Crates for secrets protect values, not messages.
 
 use std::env;
 use std::ops::Range;
 
 const HIDDEN: &str = "…";
 
-/// A run of so many letters and digits after `plant_` is taken for a token, or most of one.
+/// The fewest letters and digits after `plant_` that are taken for a token, or for a part of one.
 const TOKEN_LEN_MIN: usize = 16;
 
-/// The names of parameters that hold a password end with these.
+/// Parameters whose names end with these contain a password.
 const PASSWORD_NAMES: [&str; 4] = ["password", "passwd", "passphrase", "pwd"];
 
 /// An error message without the secrets of the command line and the environment.
@@ -29,7 +29,7 @@ pub(super) fn redacted(message: &str) -> String {
 /// An error message without the secrets in these values, and without what looks like one.
 pub(super) fn redacted_with<'a>(message: &str, values: impl Iterator<Item = &'a str>) -> String {
     let mut message = message.to_owned();
-    // A whole value shows where its password ends, also if that has spaces or quotes in it.
+    // Only the whole value shows where its password ends if that contains spaces or quotes.
     for value in values {
         let after_flag = value.split_once('=').map(|(_, value)| value);
         for value in [Some(value), after_flag].into_iter().flatten() {
@@ -62,7 +62,7 @@ fn without_secrets(value: &str) -> String {
     clean
 }
 
-/// The password in `scheme://user:password@host`, also without a scheme or a host.
+/// Finds the password in `scheme://user:password@host`, also without a scheme or a host.
 fn user_password(value: &str, from: usize) -> Option<Range<usize>> {
     let is_file = value.starts_with("sqlite:") || value.contains("=sqlite:");
     if from > 0 || is_file {
@@ -93,7 +93,7 @@ fn user_password(value: &str, from: usize) -> Option<Range<usize>> {
     Some(start + first..start + last).filter(|secret| &value[secret.clone()] != HIDDEN)
 }
 
-/// The value of `password=…`, as in a URL or in the key/value form of a connection string.
+/// Finds the value of `password=…` in a URL or in a key/value connection string.
 fn password_parameter(value: &str, from: usize) -> Option<Range<usize>> {
     let equals = value.match_indices('=').map(|(at, _)| at);
     equals.filter(|at| *at >= from).find_map(|at| {
@@ -111,7 +111,7 @@ fn password_parameter(value: &str, from: usize) -> Option<Range<usize>> {
     })
 }
 
-/// Up to the closing quote, the next parameter, or the end.
+/// The value ends at the closing quote, the next parameter, or the end of the text.
 fn parameter_len(text: &str) -> usize {
     if let Some(quoted) = text.strip_prefix('\'') {
         let mut is_escaped = false;
@@ -140,7 +140,7 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// The random part of a token, or of what is left of one.
+/// Finds the random part of a token, or of a part of one.
 fn token(value: &str, from: usize) -> Option<Range<usize>> {
     let starts = value
         .match_indices("plant_")

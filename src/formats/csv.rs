@@ -197,12 +197,8 @@ impl Decoder {
 /// The most frequent one in the header; the first one if there is a tie.
 fn separator_of(header: &[u8]) -> u8 {
     let count = |separator: &u8| header.iter().filter(|&byte| byte == separator).count();
-    let by_count = |a: &&u8, b: &&u8| count(a).cmp(&count(b));
-    *SEPARATORS
-        .iter()
-        .rev()
-        .max_by(by_count)
-        .expect("the list is not empty")
+    let most = SEPARATORS.into_iter().rev().max_by_key(count);
+    most.expect("the list is not empty")
 }
 
 impl Columns {
@@ -210,11 +206,11 @@ impl Columns {
         if let Some(problem) = &header.problem {
             return Err(problem.clone());
         }
-        let names: Vec<_> = header
-            .cells
-            .iter()
-            .map(|cell| String::from_utf8_lossy(&cell.text).trim().to_lowercase())
-            .collect();
+        let name = |cell: &Option<Vec<u8>>| {
+            let text = String::from_utf8_lossy(cell.as_deref().unwrap_or_default());
+            text.trim().to_lowercase()
+        };
+        let names: Vec<_> = header.cells.iter().map(name).collect();
         let mut places = [None; 3];
         for (column, place) in COLUMNS.iter().zip(&mut places) {
             let mut found = names.iter().enumerate().filter(|(_, name)| name == column);
@@ -258,37 +254,22 @@ impl Columns {
 
     fn read(&self, row: &mut Row) -> Result<NewPlant, String> {
         let mut text = |column: usize| {
-            let place = self.places[column];
-            let cell = place.and_then(|place| row.cells.get_mut(place));
-            match cell.filter(|cell| !cell.is_none()) {
-                None => Ok(None),
-                Some(cell) => String::from_utf8(std::mem::take(&mut cell.text))
-                    .map(Some)
-                    .map_err(|_| format!("{}: invalid UTF-8", COLUMNS[column])),
-            }
+            let cell = self.places[column].and_then(|place| row.cells[place].take());
+            let text = cell.map(String::from_utf8).transpose();
+            text.map_err(|_| format!("{}: invalid UTF-8", COLUMNS[column]))
         };
         let (id, name, tag) = (text(0)?, text(1)?, text(2)?);
         NewPlant::from_cells(id.as_deref(), name, tag).map_err(|invalid| invalid.to_string())
     }
 }
 
-#[derive(Default)]
-struct Cell {
-    text: Vec<u8>,
-    is_quoted: bool,
-}
-
-impl Cell {
-    fn is_none(&self) -> bool {
-        self.text.is_empty() && !self.is_quoted
-    }
-}
-
 struct Row {
     separator: u8,
-    cells: Vec<Cell>,
+    /// None if there is nothing in a cell, not even quotes.
+    cells: Vec<Option<Vec<u8>>>,
     /// The one that is being read.
-    cell: Cell,
+    cell: Vec<u8>,
+    is_quoted: bool,
     at: At,
     /// The number of cells that started with a quote.
     quotes: usize,
@@ -311,7 +292,8 @@ impl Row {
         Self {
             separator,
             cells: Vec::new(),
-            cell: Cell::default(),
+            cell: Vec::new(),
+            is_quoted: false,
             at: At::CellStart,
             quotes: 0,
             problem: None,
@@ -320,7 +302,8 @@ impl Row {
 
     fn clear(&mut self) {
         self.cells.clear();
-        self.cell = Cell::default();
+        self.cell.clear();
+        self.is_quoted = false;
         self.at = At::CellStart;
         self.problem = None;
     }
@@ -329,12 +312,12 @@ impl Row {
     fn give_up(&mut self, problem: String) {
         self.problem.get_or_insert(problem);
         self.cells.clear();
-        self.cell.text.clear();
+        self.cell.clear();
     }
 
     /// Spreadsheets save empty rows as `,,`.
     fn is_blank(&self) -> bool {
-        self.problem.is_none() && self.cells.iter().all(Cell::is_none)
+        self.problem.is_none() && self.cells.iter().all(Option::is_none)
     }
 
     /// Takes the next line, or a part of it. True at the end of the row.
@@ -343,7 +326,7 @@ impl Row {
             match (self.at, byte) {
                 (At::CellStart, b'"') => {
                     self.quotes += 1;
-                    self.cell.is_quoted = true;
+                    self.is_quoted = true;
                     self.at = At::Quoted;
                 }
                 (At::Quoted, b'"') => self.at = At::Quote,
@@ -374,17 +357,19 @@ impl Row {
 
     fn keep(&mut self, byte: u8) {
         if self.problem.is_none() {
-            self.cell.text.push(byte);
+            self.cell.push(byte);
         }
     }
 
     fn end_cell(&mut self) {
         let cell = std::mem::take(&mut self.cell);
+        let is_quoted = std::mem::take(&mut self.is_quoted);
         if self.cells.len() == CELLS_MAX {
             self.give_up(format!("more than {CELLS_MAX} cells"));
         }
         if self.problem.is_none() {
-            self.cells.push(cell);
+            self.cells
+                .push((is_quoted || !cell.is_empty()).then_some(cell));
         }
         self.at = At::CellStart;
     }
@@ -396,8 +381,8 @@ impl Row {
                 "the quote opened in line {quote_line} is never closed"
             ));
         }
-        if self.at == At::Plain && self.cell.text.ends_with(b"\r") {
-            self.cell.text.pop();
+        if self.at == At::Plain && self.cell.ends_with(b"\r") {
+            self.cell.pop();
         }
         self.end_cell();
     }
