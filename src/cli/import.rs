@@ -185,7 +185,7 @@ impl Import {
         let dry_run = dry_run.context("cannot create a temporary file")?;
         if self.dry_run {
             let store = match Store::open(location, Mode::Read) {
-                Err(OpenError::Missing(_) | OpenError::NotMigrated(_)) => None,
+                Err(OpenError::Missing(_) | OpenError::NotMigrated { .. }) => None,
                 opened => Some(opened?),
             };
             return Ok(Sink {

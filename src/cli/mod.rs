@@ -54,7 +54,10 @@ struct Cli {
 enum Subcommands {
     Serve(serve::Serve),
     /// Create, list and revoke bearer tokens
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  plantstore token create ci\n  plantstore token list\n  plantstore token revoke ci"
+    )]
     Token(token::TokenCommand),
     List(plants::List),
     Get(plants::Get),

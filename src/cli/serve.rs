@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 
 use crate::config::{Settings, StoreSettings};
-use crate::store::{Mode, Store};
+use crate::store::{Mode, Store, schema_version};
 use crate::{logging, server};
 
 /// Run the HTTP server
@@ -48,8 +48,14 @@ pub(super) struct Migrate {
 
 impl Migrate {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        Store::open(&self.store.store, Mode::Create)?;
-        eprintln!("{} is up to date", self.store.store);
+        let location = &self.store.store;
+        let before = schema_version(location)?;
+        Store::open(location, Mode::Create)?;
+        match before {
+            None => eprintln!("{location} was created"),
+            found if found == schema_version(location)? => eprintln!("{location} is up to date"),
+            Some(found) => eprintln!("{location} was upgraded from version {found}"),
+        }
         Ok(())
     }
 }

@@ -165,9 +165,13 @@ pub enum OpenError {
     #[error("the database {database} must not be used: {problem}")]
     Unsafe { database: String, problem: String },
     #[error(
-        "the database {0} does not have our tables yet; run `plantstore migrate` with a role that may create them"
+        "the database {database} does not have our tables yet; run `plantstore migrate` with a role that may create them"
     )]
-    NotMigrated(String),
+    NotMigrated {
+        database: String,
+        /// The schema version of an earlier plantstore, if there is one.
+        found: Option<i64>,
+    },
     #[error(
         "cannot make our tables in the database {database}; run `plantstore migrate` with a role that may"
     )]

@@ -75,6 +75,17 @@ pub fn is_backup(location: &Location) -> bool {
     location.file().is_some_and(sqlite::is_backup)
 }
 
+/// The schema version; none if there is no store, or an empty one.
+pub fn schema_version(location: &Location) -> Result<Option<i64>, OpenError> {
+    match location {
+        Location::Sqlite(path) => sqlite::schema_version(path),
+        Location::Postgres(url) => match Postgres::open(url, Mode::Read) {
+            Err(OpenError::NotMigrated { found, .. }) => Ok(found),
+            opened => opened.map(|_| Some(postgres::schema::VERSION)),
+        },
+    }
+}
+
 /// Lets a store be opened from now on although transactions are missing. PostgreSQL is never rejected for that.
 pub fn accept_loss(location: &Location) -> Result<(), OpenError> {
     location.file().map_or(Ok(()), sqlite::accept_loss)

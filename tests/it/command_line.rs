@@ -203,6 +203,38 @@ fn the_listeners_have_an_address_each_and_the_private_one_can_be_off() {
 }
 
 #[test]
+fn migrate_reports_whether_it_created_or_upgraded_the_schema() {
+    let directory = directory();
+    let migrate = || {
+        let output = run(directory.path(), &["migrate", "--store", "sqlite:a.db"]);
+        assert!(output.status.success(), "{output:?}");
+        stderr(&output)
+    };
+    assert_eq!(migrate(), "sqlite:a.db was created\n");
+    assert_eq!(migrate(), "sqlite:a.db is up to date\n");
+    let store = rusqlite::Connection::open(directory.path().join("a.db")).expect("a store");
+    // As version 3, which had no table `store`.
+    let earlier = "DROP TABLE store; PRAGMA user_version = 3";
+    store.execute_batch(earlier).expect("SQL");
+    drop(store);
+    assert_eq!(migrate(), "sqlite:a.db was upgraded from version 3\n");
+    assert_eq!(migrate(), "sqlite:a.db is up to date\n");
+}
+
+#[test]
+fn listeners_accept_localhost_and_addresses_without_a_host() {
+    let server = Server::start_with(&["--ops-listen", "localhost:0"]);
+    assert!(server.everything_logged().contains("127.0.0.1:"));
+    let directory = directory();
+    let output = run(
+        directory.path(),
+        &["serve", "--listen", "8080", "--ops-listen", "off"],
+    );
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("such as 127.0.0.1:8080, localhost:8080 or :8080"));
+}
+
+#[test]
 fn the_help_does_not_show_what_is_in_a_variable() {
     let directory = directory();
     let mut command = plantstore(directory.path());

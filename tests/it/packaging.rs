@@ -197,7 +197,13 @@ fn the_manual_has_a_page_for_every_command_and_a_variable_for_every_setting() {
         .collect();
     assert!(commands.contains(&"serve"));
     for command in commands.into_iter().filter(|command| *command != "help") {
-        assert!(page(&format!("plantstore-{command}")).contains("EXIT STATUS"));
+        let page = page(&format!("plantstore-{command}"));
+        for section in ["EXAMPLES", "EXIT STATUS", "SEE ALSO"] {
+            assert!(
+                page.contains(&format!(".SH \"{section}\"")),
+                "{section}: {page}"
+            );
+        }
         assert!(
             main.contains(&format!("plantstore\\-{command}(1)")),
             "{command}"

@@ -6,7 +6,7 @@ mod client;
 mod query;
 mod retry;
 mod rows;
-mod schema;
+pub(super) mod schema;
 mod session;
 mod tls;
 mod tokens;
@@ -105,7 +105,7 @@ impl Postgres {
                 database,
                 source: source.into(),
             },
-            ConnectError::NotMigrated => OpenError::NotMigrated(database),
+            ConnectError::NotMigrated { found } => OpenError::NotMigrated { database, found },
             ConnectError::Migration(source) => OpenError::Migration {
                 database,
                 source: source.into(),

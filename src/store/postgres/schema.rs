@@ -14,7 +14,7 @@ use crate::store::postgres::client::Client;
 use crate::store::postgres::session::{ConnectError, away};
 
 /// The version of the schema that we know: the number of steps in `migrations/postgres`.
-const VERSION: i64 = 4;
+pub(in crate::store) const VERSION: i64 = 4;
 
 /// One statement each, and each can be run again: no engine has to put two of them in one transaction.
 const STEPS: [&str; 4] = [
@@ -156,7 +156,11 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Co
                 ));
             }
             _ if occasion == (Occasion::First { create: false }) => {
-                return Err(ConnectError::NotMigrated);
+                let found = match found {
+                    Found::Earlier { version, .. } => Some(version),
+                    _ => None,
+                };
+                return Err(ConnectError::NotMigrated { found });
             }
             Found::Earlier {
                 schema, version, ..
@@ -165,7 +169,7 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Co
         };
         match migrated {
             Ok(()) if attempt < ATTEMPTS => {}
-            Ok(()) => return Err(ConnectError::NotMigrated),
+            Ok(()) => return Err(ConnectError::NotMigrated { found: None }),
             Err(ConnectError::Migration(error)) if attempt < ATTEMPTS && may_pass(&error) => {
                 sleep(PAUSE).await;
             }

@@ -47,7 +47,7 @@ pub(super) enum ConnectError {
     Rejected(#[source] tokio_postgres::Error),
     /// The tables are not there, and are not to be created now.
     #[error("the database does not have our tables; run `plantstore migrate`")]
-    NotMigrated,
+    NotMigrated { found: Option<i64> },
     /// The tables could not be created or moved.
     #[error("cannot create our tables; run `plantstore migrate` with a role that may")]
     Migration(#[source] tokio_postgres::Error),

@@ -22,7 +22,7 @@ use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 pub use backup::{BackupFile, Restoration};
-pub(super) use open::{accept_loss, footprint, is_backup};
+pub(super) use open::{accept_loss, footprint, is_backup, schema_version};
 
 use crate::plant::NewPlant;
 use crate::store::Mode;

@@ -367,6 +367,15 @@ fn is_in_backup_mode(connection: &Connection, path: &Path) -> Result<bool, OpenE
     Ok(version > 0 && mode != "wal")
 }
 
+/// None if there is no store, or an empty file.
+pub(in crate::store) fn schema_version(path: &Path) -> Result<Option<i64>, OpenError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let found = version(&connect(path)?, path)?;
+    Ok((found > 0).then_some(found.into()))
+}
+
 /// The version of the schema, 0 for an empty file.
 fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
     // One statement, so that it sees another process make all of the schema, or nothing.
