@@ -200,7 +200,10 @@ fn the_manual_has_a_page_for_every_command_and_a_variable_for_every_setting() {
         let page = page(&format!("plantstore-{command}"));
         let unquoted = page.replace('"', "");
         for section in ["EXAMPLES", "EXIT STATUS", "SEE ALSO"] {
-            assert!(unquoted.contains(&format!(".SH {section}\n")), "{section}: {page}");
+            assert!(
+                unquoted.contains(&format!(".SH {section}\n")),
+                "{section}: {page}"
+            );
         }
         assert!(
             main.contains(&format!("plantstore\\-{command}(1)")),
