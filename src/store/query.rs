@@ -100,6 +100,11 @@ impl Filter {
         )
     }
 
+    /// True if every plant is listed.
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_by_time() && self.since.is_none() && self.until.is_none()
+    }
+
     /// True if an index by time is enough to find the plants.
     pub(crate) fn is_by_time(&self) -> bool {
         self.tag.is_none() && self.name_contains.is_none()
@@ -133,7 +138,7 @@ pub struct Statistics {
     pub plants: u64,
     /// Plants that are not what was stored, and are not counted below.
     pub damaged: u64,
-    pub without_tag: u64,
+    pub untagged: u64,
     /// The tags of the most plants, with their number of plants.
     pub tags: Vec<(String, u64)>,
     /// The first of the days below, counted from 1970 in UTC.
@@ -156,7 +161,7 @@ impl Statistics {
         Self {
             plants: 0,
             damaged: 0,
-            without_tag: 0,
+            untagged: 0,
             tags: Vec::new(),
             first_day: now.as_microsecond().div_euclid(DAY_MICROSECONDS) - days_before,
             added: [0; DAYS],

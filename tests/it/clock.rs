@@ -84,7 +84,7 @@ fn a_clock_that_was_fifty_years_ahead_for_one_add_dates_no_other() {
     assert_eq!(listed(here, &[]), [3, 7, 5, 9]);
     assert_eq!(listed(here, &["--tag", "wild"]), [3, 7, 5, 9]);
     let mut pages = Vec::new();
-    let mut before = "9999-01-01".to_owned();
+    let mut before = "9999-01-01T00:00:00Z/0/9223372036854775807".to_owned();
     for _ in 0..4 {
         let output = run(
             here,
@@ -104,9 +104,9 @@ fn a_clock_that_was_fifty_years_ahead_for_one_add_dates_no_other() {
         let listed = |arguments: &[&str]| listed(here, &[arguments, filter].concat());
         assert_eq!(listed(&["--since", "1h"]), [3, 7, 5, 9]);
         assert_eq!(listed(&["--since", &in_ten_years]), [5]);
-        assert_eq!(listed(&["--before", &in_ten_years]), [3, 7, 9]);
+        assert_eq!(listed(&["--until", &in_ten_years]), [3, 7, 9]);
         assert_eq!(
-            listed(&["--since", "1h", "--before", &in_ten_years]),
+            listed(&["--since", "1h", "--until", &in_ten_years]),
             [3, 7, 9]
         );
     }

@@ -124,7 +124,7 @@ impl Postgres {
         let mut all = Statistics::until(now);
         let row = self.query_one(COUNTS, &[])?;
         all.plants = count(&row, 0);
-        all.without_tag = all.plants.saturating_sub(count(&row, 1));
+        all.untagged = all.plants.saturating_sub(count(&row, 1));
         all.tokens = count(&row, 2);
         for row in self.query(COUNTS_BY_TAG, &[&i64::from(TAGS_MAX)])? {
             let tag = decode(row.get(0));

@@ -127,7 +127,7 @@ impl Sqlite {
                 return Ok(());
             };
             match plant.tag {
-                None => all.without_tag += 1,
+                None => all.untagged += 1,
                 Some(tag) => match tags.get_mut(tag) {
                     Some((plants, _)) => *plants += 1,
                     None => drop(tags.insert(tag.to_owned(), (1, Reverse(plant.id)))),
