@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use plantstore::{
-    ApiError, AppState, BodyLimits, Caller, Created, Draining, JsonBody, Kind, Metrics, Mode,
+    ApiError, AppState, BodyLimits, Caller, Created, Draining, ErrorKind, JsonBody, Metrics, Mode,
     NewPlant, Runtimes, Store, Timeouts, TokenCache, Writer, serve_connection, start_logging,
     with_fallbacks,
 };
@@ -25,7 +25,9 @@ async fn main() -> anyhow::Result<()> {
     let _log = start_logging(log_level.parse()?);
     let location = store.parse().map_err(anyhow::Error::msg)?;
     let timeout = Duration::from_secs(60);
-    let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
+    let metrics = Arc::new(Metrics::new(
+        ErrorKind::ALL.iter().map(|kind| kind.number()),
+    ));
     let stores = vec![Store::open(&location, Mode::Read)?];
     let (writer, _thread) = Writer::spawn(stores, 4096, timeout, Arc::clone(&metrics));
     let reader = Store::open(&location, Mode::Read)?;

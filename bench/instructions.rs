@@ -13,9 +13,9 @@ use axum::routing::post;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use plantstore::{
-    Addition, ApiError, AppState, BodyLimits, Caller, Created, Draining, JsonBody, Kind, Location,
-    Metrics, Mode, NewPlant, NewToken, Store, Token, TokenCache, TokenId, Writer, respond,
-    start_logging, with_fallbacks,
+    Addition, ApiError, AppState, BodyLimits, Caller, Created, Draining, ErrorKind, JsonBody,
+    Location, Metrics, Mode, NewPlant, NewToken, Store, Token, TokenCache, TokenId, Writer,
+    respond, start_logging, with_fallbacks,
 };
 use tracing_subscriber::filter::LevelFilter;
 
@@ -55,7 +55,9 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let _here = runtime.enter();
-    let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
+    let metrics = Arc::new(Metrics::new(
+        ErrorKind::ALL.iter().map(|kind| kind.number()),
+    ));
     let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
     let http_metrics = metrics.for_runtime();
     let state = AppState {

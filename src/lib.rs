@@ -34,7 +34,7 @@ pub use auth::TokenCache;
 pub use cli::run;
 pub use http::connection::{Draining, respond, serve as serve_connection};
 pub use http::docs::OPENAPI_YAML;
-pub use http::error::{ApiError, Kind};
+pub use http::error::{ApiError, ErrorKind};
 pub use http::timeouts::Timeouts;
 pub use http::{AppState, BodyLimits, Caller, Created, JsonBody, with_fallbacks};
 pub use logging::start as start_logging;

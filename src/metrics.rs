@@ -158,11 +158,27 @@ pub(crate) struct Adds {
     pub(crate) queue_full: Counter,
 }
 
+impl Adds {
+    pub(crate) fn by_outcome(&self) -> [(&'static str, &Counter); 9] {
+        [
+            ("added", &self.added),
+            ("replayed", &self.replayed),
+            ("conflict", &self.conflict),
+            ("damaged", &self.damaged),
+            ("busy", &self.busy),
+            ("unavailable", &self.unavailable),
+            ("full", &self.full),
+            ("unknown", &self.unknown),
+            ("queue_full", &self.queue_full),
+        ]
+    }
+}
+
 pub struct Metrics {
     pub(crate) started_at: SystemTime,
     error_numbers: Arc<[u32]>,
     runtimes: Mutex<Vec<Arc<HttpMetrics>>>,
-    connections_accepted: Counter,
+    pub(crate) connections_accepted: Counter,
     connections_closed: Counter,
     pub(crate) batch_plants: Histogram,
     pub(crate) commit_durations_us: Histogram,
@@ -203,10 +219,6 @@ impl Metrics {
     pub(crate) fn connection(self: &Arc<Self>) -> OpenConnection {
         self.connections_accepted.add(1);
         OpenConnection(Arc::clone(self))
-    }
-
-    pub(crate) fn connections_accepted(&self) -> u64 {
-        self.connections_accepted.value()
     }
 
     pub(crate) fn connections_open(&self) -> u64 {

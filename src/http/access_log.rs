@@ -14,7 +14,7 @@ use axum::response::Response;
 use tokio::runtime::Handle;
 use tokio::time::sleep_until;
 
-use crate::http::error::{ApiError, LoggedError};
+use crate::http::error::{ErrorKind, LoggedError};
 use crate::logging::{LineLimit, Suppressed};
 use crate::metrics::{HttpMetrics, micros};
 
@@ -109,11 +109,11 @@ impl Entry {
 }
 
 /// Logs and counts the response to bytes that could not be parsed as a request, and generates its request id.
-pub(super) fn log_rejection(error: &ApiError, metrics: &HttpMetrics) -> HeaderValue {
+pub(super) fn log_rejection(error: ErrorKind, metrics: &HttpMetrics) -> HeaderValue {
     let request_id = new_request_id();
     let line = Line {
-        status: error.kind().status().as_u16(),
-        error_code: Some(error.kind().number()),
+        status: error.status().as_u16(),
+        error_code: Some(error.number()),
         request_id: request_id.to_str().unwrap_or_default(),
         ..Line::default()
     };

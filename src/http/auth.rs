@@ -8,10 +8,9 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 
-use crate::auth::AuthError;
 use crate::http::AppState;
 use crate::http::access_log::RequestNotes;
-use crate::http::error::{ApiError, Kind};
+use crate::http::error::{ApiError, ErrorKind};
 use crate::store::TokenId;
 use crate::token::Token;
 
@@ -40,46 +39,30 @@ impl FromRequestParts<Arc<AppState>> for Caller {
 
 fn bearer_token(headers: &HeaderMap) -> Result<Token, ApiError> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
-    let Some(value) = values.next() else {
-        return Err(no_credentials());
-    };
+    let value = values.next().ok_or(ErrorKind::MissingCredentials)?;
     if values.next().is_some() {
         return Err(ApiError::new(
-            Kind::BadCredentials,
+            ErrorKind::MalformedCredentials,
             "The Authorization header is given more than once; send one.",
         ));
     }
     let credentials = bearer_credentials(value)?;
-    Ok(Token::parse(credentials).ok_or(AuthError::UnknownToken)?)
+    Ok(Token::parse(credentials).ok_or(ErrorKind::UnknownToken)?)
 }
 
-fn bearer_credentials(value: &HeaderValue) -> Result<&str, ApiError> {
-    let malformed = || {
-        ApiError::new(
-            Kind::BadCredentials,
-            "The Authorization header is malformed; send `Bearer` and one token.",
-        )
-    };
-    let value = value.to_str().map_err(|_| malformed())?;
+fn bearer_credentials(value: &HeaderValue) -> Result<&str, ErrorKind> {
+    let value = value.to_str();
+    let value = value.map_err(|_| ErrorKind::MalformedCredentials)?;
     let (scheme, credentials) = value.split_once([' ', '\t']).unwrap_or((value, ""));
     if !scheme.eq_ignore_ascii_case("bearer") {
         // RFC 6750, section 3.1: another scheme counts as no credentials at all.
-        return Err(no_credentials());
+        return Err(ErrorKind::MissingCredentials);
     }
-    if value[scheme.len()..].starts_with('\t') {
-        return Err(malformed());
-    }
+    let has_tab = value[scheme.len()..].starts_with('\t');
     let credentials = credentials.trim_matches(' ');
     let is_token_char = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
-    if credentials.is_empty() || !credentials.bytes().all(is_token_char) {
-        return Err(malformed());
+    if has_tab || credentials.is_empty() || !credentials.bytes().all(is_token_char) {
+        return Err(ErrorKind::MalformedCredentials);
     }
     Ok(credentials)
-}
-
-fn no_credentials() -> ApiError {
-    ApiError::new(
-        Kind::NoCredentials,
-        "This needs a token; send it as `Authorization: Bearer <token>`.",
-    )
 }

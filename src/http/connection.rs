@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 
 use crate::http::access_log;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, ErrorKind};
 use crate::http::timeouts::{Progress, Stream, Timeouts};
 use crate::metrics::HttpMetrics;
 
@@ -110,7 +110,9 @@ where
     let mut response = match result {
         Ok(Ok(response)) => response,
         Ok(Err(never)) => match never {},
-        Err(panic) => ApiError::defect(panic_message(&*panic)).into_response(),
+        Err(panic) => {
+            ApiError::with_cause(ErrorKind::Internal, panic_message(&*panic)).into_response()
+        }
     };
     // The rest of a body that was not read would be taken for the next request.
     if draining.0.has_started.load(Ordering::Relaxed) || !entry.is_body_read() {

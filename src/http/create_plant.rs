@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::http::access_log::RequestNotes;
 use crate::http::auth::Caller;
-use crate::http::error::{ApiError, Kind};
+use crate::http::error::{ApiError, ErrorKind};
 use crate::http::{AppState, BodyLimits};
 use crate::plant::{NewPlant, Plant};
 
@@ -66,14 +66,14 @@ impl FromRequest<Arc<AppState>> for JsonBody {
             // Most bodies have arrived already.
             biased;
             body = timeout(limits.timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
-                Kind::TooSlow,
+                ErrorKind::RequestTimeout,
                 format!(
                     "The body did not arrive within {} s; send the request again.",
                     limits.timeout.as_secs_f64()
                 ),
             ))),
             () = drained => Err(ApiError::new(
-                Kind::TooSlow,
+                ErrorKind::RequestTimeout,
                 "The body did not arrive before the service was shut down; send the request again.",
             )),
         };
@@ -90,7 +90,7 @@ async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
             ApiError::new(
-                Kind::NotHttp,
+                ErrorKind::MalformedRequest,
                 "The body ended early or its chunks are malformed; send the request again whole.",
             )
         })?;
@@ -105,7 +105,7 @@ async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let reject = |message| Err(ApiError::new(Kind::NotJsonType, message));
+    let reject = |message| Err(ApiError::new(ErrorKind::UnsupportedMediaType, message));
 
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (Some(content_type), None) = (types.next(), types.next()) else {
@@ -133,7 +133,7 @@ fn declared_len(headers: &HeaderMap) -> Option<usize> {
 
 fn too_large(limits: BodyLimits) -> ApiError {
     ApiError::new(
-        Kind::BodyTooLarge,
+        ErrorKind::BodyTooLarge,
         format!("The body is larger than {} bytes.", limits.bytes_max),
     )
 }

@@ -1,5 +1,5 @@
-//! The error catalogue: numbers, statuses and messages, and the conversions from the errors of other modules. A test
-//! compares it with `openapi.yaml` and `docs/errors.md`.
+//! The error catalogue: numbers and messages, and the conversions from the errors of other modules. A test compares it with
+//! `openapi.yaml` and `docs/errors.md`.
 
 use std::borrow::Cow;
 
@@ -15,47 +15,73 @@ use crate::store::{StoreError, chain};
 use crate::writer::AddError;
 
 macro_rules! catalogue {
-    ($($kind:ident = $number:literal $when:literal,)+) => {
+    ($($kind:ident = $number:literal, $when:literal, $message:literal;)+) => {
         /// The number is the status × 100 + n, and never changes its meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Kind {
+        pub enum ErrorKind {
             $(#[doc = $when] $kind = $number,)+
         }
 
-        impl Kind {
-            pub const ALL: &[Kind] = &[$(Kind::$kind,)+];
+        impl ErrorKind {
+            pub const ALL: &[ErrorKind] = &[$(ErrorKind::$kind,)+];
 
+            /// The description in the documentation.
             pub fn when(self) -> &'static str {
-                match self { $(Kind::$kind => $when,)+ }
+                match self { $(ErrorKind::$kind => $when,)+ }
+            }
+
+            /// The message in the response, unless a more specific one is given: what is wrong, and what to do.
+            fn message(self) -> &'static str {
+                match self { $(ErrorKind::$kind => $message,)+ }
             }
         }
     };
 }
 
 catalogue! {
-    NotHttp = 40000 "the request is not valid HTTP/1.1, or its body ends early",
-    NotJson = 40001 "the body is not JSON",
-    NotAPlant = 40002 "the body is JSON but not a NewPlant",
-    BadCredentials = 40003 "the credentials are malformed or given twice",
-    Conflict = 40009 "the id belongs to a different plant",
-    BodyTooLarge = 40013 "the body is larger than the limit",
-    NotJsonType = 40015 "the content type is not application/json, or the body is encoded",
-    NoCredentials = 40100 "there are no bearer credentials",
-    UnknownToken = 40101 "the token is unknown or revoked",
-    ExpiredToken = 40102 "the token has expired",
-    NoSuchPath = 40400 "no resource has this path",
-    NoSuchMethod = 40500 "the path does not support this method",
-    TooSlow = 40800 "the request did not arrive in time",
-    TooMany = 42900 "the token exceeds its rate limit",
-    HeadersTooLarge = 43100 "the request line and headers are larger than the limit",
-    Defect = 50000 "an internal error, or the stored plant is damaged",
-    Busy = 50300 "the service is too busy; nothing was stored",
-    Unknown = 50301 "the store did not confirm the write; the plant may or may not be stored",
-    StoreFull = 50302 "the disk is full, or the WAL has reached its limit; nothing was stored",
-    Unavailable = 50303 "the store cannot be reached or used; nothing was stored",
+    MalformedRequest = 40000, "the request is not valid HTTP/1.1, or its body ends early",
+        "The request is not valid HTTP/1.1; check its request line, headers and framing.";
+    NotJson = 40001, "the body is not JSON",
+        "The body is not JSON.";
+    InvalidPlant = 40002, "the body is JSON but not a NewPlant",
+        "The body is not a plant.";
+    MalformedCredentials = 40003, "the credentials are malformed or given twice",
+        "The Authorization header is malformed; send `Bearer` and one token.";
+    Conflict = 40009, "the id belongs to a different plant",
+        "The id belongs to a different plant, which is unchanged; use another id.";
+    BodyTooLarge = 40013, "the body is larger than the limit",
+        "The body is too large.";
+    UnsupportedMediaType = 40015, "the content type is not application/json, or the body is encoded",
+        "The Content-Type must be application/json.";
+    MissingCredentials = 40100, "there are no bearer credentials",
+        "This needs a token; send it as `Authorization: Bearer <token>`.";
+    UnknownToken = 40101, "the token is unknown or revoked",
+        "The token is unknown or revoked; ask the operator for a new one.";
+    ExpiredToken = 40102, "the token has expired",
+        "The token has expired; ask the operator for a new one.";
+    NotFound = 40400, "no resource has this path",
+        "No resource has this path; add plants with POST /plants.";
+    MethodNotAllowed = 40500, "the path does not support this method",
+        "This path does not support that method; the Allow header lists the supported ones.";
+    RequestTimeout = 40800, "the request did not arrive in time",
+        "The request line and headers did not arrive in time; send them again.";
+    TooManyRequests = 42900, "the token exceeds its rate limit",
+        "The token exceeds its rate limit; wait for the time in Retry-After.";
+    HeadersTooLarge = 43100, "the request line and headers are larger than the limit",
+        "The request line and headers are too large; send fewer or shorter ones.";
+    Internal = 50000, "an internal error, or the stored plant is damaged",
+        "Internal error; the log of the service has the cause under this x-request-id.";
+    Busy = 50300, "the service is too busy; nothing was stored",
+        "The service is too busy and nothing was stored; send the same plant again later.";
+    Unknown = 50301, "the store did not confirm the write; the plant may or may not be stored",
+        "The plant may or may not have been stored; send the same plant again to find out, which is always safe.";
+    StoreFull = 50302, "the disk is full, or the WAL has reached its limit; nothing was stored",
+        "The store is full and nothing was stored; send the same plant again later, once there is room again.";
+    Unavailable = 50303, "the store cannot be reached or used; nothing was stored",
+        "The store cannot be reached or used at the moment and nothing was stored; send the same plant again later.";
 }
 
-impl Kind {
+impl ErrorKind {
     pub fn number(self) -> u32 {
         self as u32
     }
@@ -69,8 +95,10 @@ impl Kind {
 
     fn challenge(self) -> Option<&'static str> {
         match self {
-            Self::BadCredentials => Some(r#"Bearer realm="plantstore", error="invalid_request""#),
-            Self::NoCredentials => Some(r#"Bearer realm="plantstore""#),
+            Self::MalformedCredentials => {
+                Some(r#"Bearer realm="plantstore", error="invalid_request""#)
+            }
+            Self::MissingCredentials => Some(r#"Bearer realm="plantstore""#),
             Self::UnknownToken | Self::ExpiredToken => {
                 Some(r#"Bearer realm="plantstore", error="invalid_token""#)
             }
@@ -82,7 +110,10 @@ impl Kind {
     fn closes_connection(self) -> bool {
         matches!(
             self,
-            Self::NotHttp | Self::BodyTooLarge | Self::TooSlow | Self::HeadersTooLarge
+            Self::MalformedRequest
+                | Self::BodyTooLarge
+                | Self::RequestTimeout
+                | Self::HeadersTooLarge
         )
     }
 }
@@ -90,7 +121,7 @@ impl Kind {
 /// An error response.
 #[derive(Debug)]
 pub struct ApiError {
-    kind: Kind,
+    pub(super) kind: ErrorKind,
     message: Cow<'static, str>,
     retry_after_s: Option<u64>,
     /// For the log only.
@@ -104,15 +135,8 @@ pub(super) struct LoggedError {
     pub(super) cause: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Body<'a> {
-    error: u32,
-    message: &'a str,
-}
-
 impl ApiError {
-    /// The message says what is wrong, where, and what to do.
-    pub(super) fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let retry_after_s = (kind.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
         Self {
             kind,
@@ -122,41 +146,11 @@ impl ApiError {
         }
     }
 
-    /// A panic, or a damaged plant.
-    pub(super) fn defect(cause: String) -> Self {
+    pub(super) fn with_cause(kind: ErrorKind, cause: String) -> Self {
         Self {
             cause: Some(cause),
-            ..Self::new(
-                Kind::Defect,
-                "Internal error; the log of the service has the cause under this x-request-id.",
-            )
+            ..kind.into()
         }
-    }
-
-    fn busy() -> Self {
-        Self::new(
-            Kind::Busy,
-            "The service is too busy and nothing was stored; send the same plant again later.",
-        )
-    }
-
-    fn unavailable() -> Self {
-        Self::new(
-            Kind::Unavailable,
-            "The store cannot be reached or used at the moment and nothing was stored; \
-             send the same plant again later.",
-        )
-    }
-
-    fn caused_by(self, cause: String) -> Self {
-        Self {
-            cause: Some(cause),
-            ..self
-        }
-    }
-
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
     }
 
     /// The headers of the response, except for its length.
@@ -176,51 +170,56 @@ impl ApiError {
     }
 
     pub(super) fn body(&self) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            error: u32,
+            message: &'a str,
+        }
         let body = Body {
             error: self.kind.number(),
             message: &self.message,
         };
-        serde_json::to_vec(&body).expect("two plain members can be written as JSON")
+        serde_json::to_vec(&body).expect("a number and a string can be written as JSON")
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        let response = (self.kind.status(), self.headers(), self.body());
         let logged = LoggedError {
             number: self.kind.number(),
-            cause: self.cause.clone(),
+            cause: self.cause,
         };
-        let response = (self.kind.status(), self.headers(), self.body());
         (Extension(logged), response).into_response()
+    }
+}
+
+impl From<ErrorKind> for ApiError {
+    fn from(kind: ErrorKind) -> Self {
+        Self::new(kind, kind.message())
     }
 }
 
 impl From<AuthError> for ApiError {
     fn from(error: AuthError) -> Self {
         match error {
-            AuthError::UnknownToken => Self::new(
-                Kind::UnknownToken,
-                "The token is unknown or revoked; ask the operator for a new one.",
-            ),
-            AuthError::ExpiredToken => Self::new(
-                Kind::ExpiredToken,
-                "The token has expired; ask the operator for a new one.",
-            ),
+            AuthError::UnknownToken => ErrorKind::UnknownToken.into(),
+            AuthError::ExpiredToken => ErrorKind::ExpiredToken.into(),
             AuthError::RateLimited {
                 requests_per_second,
                 retry_after_s,
-            } => Self {
-                retry_after_s: Some(retry_after_s),
-                ..Self::new(
-                    Kind::TooMany,
-                    format!(
-                        "The token is limited to {requests_per_second} requests per second; \
-                         wait for the time in Retry-After."
-                    ),
-                )
-            },
+            } => {
+                let message = format!(
+                    "The token is limited to {requests_per_second} requests per second; \
+                     wait for the time in Retry-After."
+                );
+                Self {
+                    retry_after_s: Some(retry_after_s),
+                    ..Self::new(ErrorKind::TooManyRequests, message)
+                }
+            }
             AuthError::Store(error) => error.into(),
-            AuthError::Panic(message) => Self::defect(message),
+            AuthError::Panic(message) => Self::with_cause(ErrorKind::Internal, message),
         }
     }
 }
@@ -229,12 +228,13 @@ impl From<Invalid> for ApiError {
     fn from(invalid: Invalid) -> Self {
         match invalid {
             Invalid::NotJson(_) => {
-                Self::new(Kind::NotJson, format!("The body is not JSON: {invalid}."))
+                let message = format!("The body is not JSON: {invalid}.");
+                Self::new(ErrorKind::NotJson, message)
             }
-            Invalid::NotAPlant(_) => Self::new(
-                Kind::NotAPlant,
-                format!("The body is not a plant: {invalid}."),
-            ),
+            Invalid::NotAPlant(_) => {
+                let message = format!("The body is not a plant: {invalid}.");
+                Self::new(ErrorKind::InvalidPlant, message)
+            }
         }
     }
 }
@@ -242,24 +242,14 @@ impl From<Invalid> for ApiError {
 impl From<AddError> for ApiError {
     fn from(error: AddError) -> Self {
         match error {
-            AddError::Conflict => Self::new(
-                Kind::Conflict,
-                "The id belongs to a different plant, which is unchanged; use another id.",
-            ),
-            AddError::Busy => Self::busy(),
-            AddError::Full => Self::new(
-                Kind::StoreFull,
-                "The store is full and nothing was stored; \
-                 send the same plant again later, once there is room again.",
-            ),
-            AddError::Unavailable => Self::unavailable(),
-            AddError::Unknown => Self::new(
-                Kind::Unknown,
-                "The plant may or may not have been stored; \
-                 send the same plant again to find out, which is always safe.",
-            ),
+            AddError::Conflict => ErrorKind::Conflict.into(),
+            AddError::Busy => ErrorKind::Busy.into(),
+            AddError::Full => ErrorKind::StoreFull.into(),
+            AddError::Unavailable => ErrorKind::Unavailable.into(),
+            AddError::Unknown => ErrorKind::Unknown.into(),
             AddError::Damaged => {
-                Self::defect(format!("{error}: run `plantstore check`, restore a backup"))
+                let cause = format!("{error}: run `plantstore check`, restore a backup");
+                Self::with_cause(ErrorKind::Internal, cause)
             }
         }
     }
@@ -269,16 +259,16 @@ impl From<AddError> for ApiError {
 /// unavailable.
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let response = match &error {
-            StoreError::Damaged(_) => return Self::defect(chain(&error)),
-            StoreError::Busy(_) => Self::busy(),
+        let kind = match &error {
+            StoreError::Damaged(_) => ErrorKind::Internal,
+            StoreError::Busy(_) => ErrorKind::Busy,
             StoreError::Unknown(cause) | StoreError::Fatal(cause) => {
-                return Self::unavailable().caused_by(chain(&**cause));
+                return Self::with_cause(ErrorKind::Unavailable, chain(&**cause));
             }
             StoreError::Full(_) | StoreError::Unavailable(_) | StoreError::Unusable(_) => {
-                Self::unavailable()
+                ErrorKind::Unavailable
             }
         };
-        response.caused_by(chain(&error))
+        Self::with_cause(kind, chain(&error))
     }
 }

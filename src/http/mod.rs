@@ -23,7 +23,7 @@ use crate::auth::TokenCache;
 use crate::metrics::HttpMetrics;
 use crate::writer::Writer;
 use connection::Draining;
-use error::{ApiError, Kind};
+use error::{ApiError, ErrorKind};
 
 /// What handlers and extractors use; each runtime has its own.
 pub struct AppState {
@@ -58,17 +58,7 @@ pub(crate) fn router(state: AppState) -> Router {
 /// Adds the state and the responses to unknown paths and methods. Benchmarks and tests use it with routes of their own.
 pub fn with_fallbacks(routes: Router<Arc<AppState>>, state: AppState) -> Router {
     routes
-        .fallback(async || {
-            ApiError::new(
-                Kind::NoSuchPath,
-                "No resource has this path; add plants with POST /plants.",
-            )
-        })
-        .method_not_allowed_fallback(async || {
-            ApiError::new(
-                Kind::NoSuchMethod,
-                "This path does not support that method; the Allow header lists the supported ones.",
-            )
-        })
+        .fallback(async || ApiError::from(ErrorKind::NotFound))
+        .method_not_allowed_fallback(async || ApiError::from(ErrorKind::MethodNotAllowed))
         .with_state(Arc::new(state))
 }

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::access_log::{REQUEST_ID, log_rejection};
-use crate::http::error::{ApiError, Kind};
+use crate::http::error::{ApiError, ErrorKind};
 use crate::metrics::HttpMetrics;
 
 /// How long the stream reads on after the last response: until the client has sent nothing for this long, and in total.
@@ -202,8 +202,7 @@ impl AsyncRead for Stream {
         let in_headers = self.progress.get().phase == Phase::ReadingHeaders && self.has_received;
         // One attempt, because the client is slow; and only after all of the previous response was written.
         if in_headers && self.stalled_since.is_none() {
-            let message = "The request line and headers did not arrive in time; send them again.";
-            let response = rejection(&ApiError::new(Kind::TooSlow, message), &self.metrics);
+            let response = rejection(ErrorKind::RequestTimeout, &self.metrics);
             let _ = self.tcp.try_write(&response);
         }
         Poll::Ready(Err(error))
@@ -219,7 +218,7 @@ impl AsyncWrite for Stream {
         ready!(self.poll_write_substitute(cx))?;
         match hyper_rejection(bytes) {
             Some((0, error)) => {
-                self.substitute = rejection(&error, &self.metrics);
+                self.substitute = rejection(error, &self.metrics);
                 Poll::Ready(Ok(bytes.len()))
             }
             // The bytes before it first; hyper then calls again with the rest.
@@ -267,7 +266,7 @@ impl AsyncWrite for Stream {
 
 /// Finds a response without a body at the end of `bytes`, which hyper sends when it cannot parse a request, and returns
 /// where it starts and the error to send instead. The service's own responses end with a body, or have a request id.
-fn hyper_rejection(bytes: &[u8]) -> Option<(usize, ApiError)> {
+fn hyper_rejection(bytes: &[u8]) -> Option<(usize, ErrorKind)> {
     const VERSION: &[u8] = b"HTTP/1.";
     if !bytes.ends_with(b"\r\n\r\n") {
         return None;
@@ -281,23 +280,18 @@ fn hyper_rejection(bytes: &[u8]) -> Option<(usize, ApiError)> {
         return None;
     }
     let error = match headers.get(9..12) {
-        Some("431" | "414") => ApiError::new(
-            Kind::HeadersTooLarge,
-            "The request line and headers are too large; send fewer or shorter ones.",
-        ),
-        _ => ApiError::new(
-            Kind::NotHttp,
-            "The request is not valid HTTP/1.1; check its request line, headers and framing.",
-        ),
+        Some("431" | "414") => ErrorKind::HeadersTooLarge,
+        _ => ErrorKind::MalformedRequest,
     };
     Some((start, error))
 }
 
 /// The bytes of a logged response to what could not be parsed as a request.
-fn rejection(error: &ApiError, metrics: &HttpMetrics) -> Vec<u8> {
-    let (status, body) = (error.kind().status(), error.body());
+fn rejection(kind: ErrorKind, metrics: &HttpMetrics) -> Vec<u8> {
+    let error = ApiError::from(kind);
+    let (status, body) = (kind.status(), error.body());
     let mut headers = error.headers();
-    headers.insert(REQUEST_ID, log_rejection(error, metrics));
+    headers.insert(REQUEST_ID, log_rejection(kind, metrics));
     let mut bytes = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", body.len()).into_bytes();
     for (name, value) in &headers {
         for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {

@@ -3,12 +3,11 @@
 //! oldest connection without a complete request is closed, so that idle connections cannot block a probe.
 
 mod prometheus;
-mod readiness;
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,12 +30,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::logging::LineLimit;
 use crate::metrics::Metrics;
-use crate::store::{Location, footprint};
+use crate::store::{Footprint, Location, footprint};
 use crate::writer::HealthCheck;
 
 pub(crate) use prometheus::Limits;
-use prometheus::{Process, Scrape, System};
-use readiness::Readiness;
+use prometheus::{Process, Scrape};
 
 pub(crate) const CONNECTIONS_MAX: usize = 32;
 
@@ -58,9 +56,11 @@ pub(crate) struct Ops(Arc<Inner>);
 
 struct Inner {
     metrics: Arc<Metrics>,
-    readiness: Readiness,
     location: Location,
     limits: Limits,
+    /// Set when the public listener is open.
+    store: OnceLock<HealthCheck>,
+    is_draining: AtomicBool,
     /// One permit: if the disk is stuck, only one thread waits for it.
     system_reads: Arc<Semaphore>,
 }
@@ -69,19 +69,33 @@ impl Ops {
     pub(crate) fn new(metrics: Arc<Metrics>, location: Location, limits: Limits) -> Self {
         Self(Arc::new(Inner {
             metrics,
-            readiness: Readiness::default(),
             location,
             limits,
+            store: OnceLock::new(),
+            is_draining: AtomicBool::new(false),
             system_reads: Arc::new(Semaphore::new(1)),
         }))
     }
 
     pub(crate) fn set_serving(&self, store: HealthCheck) {
-        self.0.readiness.set_serving(store);
+        let _ = self.0.store.set(store);
     }
 
     pub(crate) fn set_draining(&self) {
-        self.0.readiness.set_draining();
+        self.0.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    fn is_draining(&self) -> bool {
+        self.0.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// The store behind the public listener, or why adds are not accepted.
+    fn serving(&self) -> Result<&HealthCheck, &'static str> {
+        match self.0.store.get() {
+            _ if self.is_draining() => Err("draining"),
+            Some(store) => Ok(store),
+            None => Err("starting"),
+        }
     }
 
     /// Starts the thread, which runs until the process ends.
@@ -112,14 +126,11 @@ impl Ops {
     }
 
     /// None if this read, or one before it, takes too long.
-    async fn read_system(&self) -> Option<System> {
+    async fn read_system(&self) -> Option<(Process, Option<Footprint>)> {
         let permit = Arc::clone(&self.0.system_reads).try_acquire_owned().ok()?;
         let location = self.0.location.clone();
         let read = tokio::task::spawn_blocking(move || {
-            let system = System {
-                process: Process::read(),
-                footprint: footprint(&location),
-            };
+            let system = (Process::read(), footprint(&location));
             drop(permit);
             system
         });
@@ -128,7 +139,11 @@ impl Ops {
 }
 
 async fn readyz(State(ops): State<Ops>) -> Response {
-    match ops.0.readiness.check().await {
+    let result = match ops.serving() {
+        Ok(store) => store.check().await.map_err(|reason| reason.to_string()),
+        Err(reason) => Err(reason.to_owned()),
+    };
+    match result {
         Ok(()) => text(StatusCode::OK, "ready\n"),
         Err(reason) => text(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -138,11 +153,15 @@ async fn readyz(State(ops): State<Ops>) -> Response {
 }
 
 async fn metrics(State(ops): State<Ops>) -> Response {
+    let (process, footprint) = ops.read_system().await.unzip();
     let scrape = Scrape {
-        system: ops.read_system().await,
         metrics: &ops.0.metrics,
-        status: ops.0.readiness.status(),
         limits: ops.0.limits,
+        is_ready: ops.serving().is_ok_and(|store| store.result().is_ok()),
+        is_draining: ops.is_draining(),
+        queue_len: ops.0.store.get().map_or(0, HealthCheck::queue_len),
+        process,
+        footprint: footprint.flatten(),
     };
     let text = prometheus::exposition(&scrape);
     ([(CONTENT_TYPE, PROMETHEUS_TEXT)], text).into_response()

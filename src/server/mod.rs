@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::auth::TokenCache;
 use crate::config::{OpsListen, Settings};
 use crate::http::connection::Draining;
-use crate::http::error::Kind;
+use crate::http::error::ErrorKind;
 use crate::http::timeouts::Timeouts;
 use crate::http::{self, AppState, BodyLimits};
 use crate::metrics::Metrics;
@@ -55,7 +55,9 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     // Both ports are bound first, so that nothing is created if one is in use; the public one listens only when the store
     // is ready.
     let socket = bind(settings.listen, "--listen")?;
-    let metrics = Arc::new(Metrics::new(Kind::ALL.iter().map(|kind| kind.number())));
+    let metrics = Arc::new(Metrics::new(
+        ErrorKind::ALL.iter().map(|kind| kind.number()),
+    ));
     let (ops, ops_address) = start_ops(settings, Arc::clone(&metrics))?;
     let Stores {
         writers,

@@ -2,7 +2,7 @@
 //! stuck, and are sent only after the commit.
 
 use std::error::Error;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 use crate::plant::Plant;
 use crate::store::{Addition, Outcome, Store, StoreError, TokenId, chain};
 use crate::writer::AddError;
-use crate::writer::health::{Health, Probe, Unavailable};
+use crate::writer::health::{Health, Unavailable};
 use crate::writer::queue::{Job, Queue, lock};
 use crate::writer::reply::{Reply, reply_all};
 
@@ -52,7 +52,7 @@ impl InFlight {
 pub(super) struct Batch {
     additions: Vec<Addition>,
     touched: Vec<(TokenId, Timestamp)>,
-    probe: Option<Probe>,
+    probe: Option<Arc<()>>,
     bytes: usize,
 }
 

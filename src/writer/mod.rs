@@ -8,7 +8,7 @@ mod queue;
 mod reply;
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::writer::health::Health;
 use crate::writer::queue::{Job, Queue, WakeUp, watch};
 use crate::writer::reply::ReplyDispatcher;
 
-pub(crate) use health::{HealthCheck, Unavailable};
+pub(crate) use health::HealthCheck;
 
 /// The handle through which requests write to the store. When the last clone is dropped, the threads commit what is queued
 /// and end.
@@ -32,8 +32,7 @@ pub struct Writer {
     jobs: mpsc::Sender<Job>,
     wake_up: Arc<WakeUp>,
     replies: ReplyDispatcher,
-    queue: Weak<Queue>,
-    health: Arc<Health>,
+    health_check: HealthCheck,
     metrics: Arc<Metrics>,
 }
 
@@ -132,14 +131,12 @@ impl Writer {
             reply_timeout,
             Arc::clone(&metrics),
         ));
-        let writer = Self {
-            jobs,
-            wake_up: Arc::clone(&queue.wake_up),
-            replies: ReplyDispatcher::start(),
+        let health_check = HealthCheck {
+            jobs: jobs.downgrade(),
             queue: Arc::downgrade(&queue),
             health,
-            metrics,
         };
+        tokio::spawn(health_check.clone().run(reply_timeout));
         let (end, ended) = mpsc::channel(running);
         for (number, body) in bodies.into_iter().enumerate() {
             let (queue, end) = (Arc::clone(&queue), end.clone());
@@ -154,7 +151,13 @@ impl Writer {
                 .spawn(work)
                 .expect("a process that has just started can start a thread");
         }
-        tokio::spawn(writer.health_check().run(reply_timeout));
+        let writer = Self {
+            jobs,
+            wake_up: Arc::clone(&queue.wake_up),
+            replies: ReplyDispatcher::start(),
+            health_check,
+            metrics,
+        };
         (writer, WriterThreads { running, ended })
     }
 
@@ -168,8 +171,7 @@ impl Writer {
     }
 
     pub(crate) fn health_check(&self) -> HealthCheck {
-        let health = Arc::clone(&self.health);
-        HealthCheck::new(self.jobs.downgrade(), self.queue.clone(), health)
+        self.health_check.clone()
     }
 
     /// Adds a plant. `Ok` means that the plant is durable, added now or before.

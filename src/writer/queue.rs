@@ -14,7 +14,6 @@ use crate::metrics::Metrics;
 use crate::store::{Addition, TokenId};
 use crate::writer::AddError;
 use crate::writer::batch::InFlight;
-use crate::writer::health::Probe;
 use crate::writer::reply::{Reply, reply_all};
 
 /// How often the watch runs within `reply_timeout`. One watch for all requests: a timer per request would cost 5 % of the
@@ -25,8 +24,8 @@ pub(super) enum Job {
     Add(Addition, Reply),
     /// A token was used.
     Touch(TokenId, Timestamp),
-    /// A health check.
-    Probe(Probe),
+    /// A health check; the batch holds it until its end.
+    Probe(Arc<()>),
 }
 
 /// The receiving side of the queue and the batches in flight, shared by all writer threads.

@@ -6,7 +6,7 @@ mod html;
 
 use std::collections::BTreeSet;
 
-use plantstore::{Kind, OPENAPI_YAML};
+use plantstore::{ErrorKind, OPENAPI_YAML};
 use serde_json::Value;
 
 use crate::harness::{Client, Response, Server};
@@ -148,14 +148,14 @@ fn the_headings_are_the_ones_that_api_readers_know() {
 #[test]
 fn the_page_has_every_error_of_the_catalogue() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
-    for kind in Kind::ALL {
+    for kind in ErrorKind::ALL {
         let number = kind.number();
         assert!(
             page.contains(&format!("<div id=\"error-{number}\"><dt>{number}</dt>")),
             "{number}"
         );
     }
-    assert_eq!(page.matches("id=\"error-").count(), Kind::ALL.len());
+    assert_eq!(page.matches("id=\"error-").count(), ErrorKind::ALL.len());
 }
 
 /// What a reader sees: the text between the tags, spelled out.

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use plantstore::{Kind, OPENAPI_YAML};
+use plantstore::{ErrorKind, OPENAPI_YAML};
 use serde_json::Value;
 
 /// Number → (status, when), as the code has it.
 fn in_code() -> BTreeMap<u64, (String, String)> {
-    let entry = |kind: &Kind| {
+    let entry = |kind: &ErrorKind| {
         let status = kind.status().as_u16().to_string();
         (u64::from(kind.number()), (status, kind.when().to_owned()))
     };
-    Kind::ALL.iter().map(entry).collect()
+    ErrorKind::ALL.iter().map(entry).collect()
 }
 
 #[test]
