@@ -1,18 +1,17 @@
-//! Adding without storing: what would become of each plant, with those before it in mind. They are kept in a file that has no
-//! name and goes with the process, so that memory stays as it is however many there are.
+//! The outcomes of adding plants without storing them: each is compared with the store and with those before it, which are kept in a
+//! temporary database, so that memory use does not grow with their number.
 
 use rusqlite::{Connection, params};
 
 use crate::store::error::StoreError;
 use crate::store::types::{Addition, Outcome};
 
-/// What would have been stored by now.
+/// The plants that would have been stored by now.
 pub struct DryRun {
     scratch: Connection,
 }
 
 impl DryRun {
-    /// With nothing stored.
     pub fn new() -> Result<Self, StoreError> {
         let scratch = Connection::open("")?;
         scratch.execute_batch(
@@ -23,7 +22,7 @@ impl DryRun {
         Ok(Self { scratch })
     }
 
-    /// What would become of each plant; `stored` is what the store says of it.
+    /// The outcome of each plant; `stored` is that of `Store::compare`.
     pub fn add(
         &mut self,
         batch: &[Addition],

@@ -1,5 +1,5 @@
-//! Errors of the store, by what they mean for a plant: not stored (and why), or unknown. Each variant has one
-//! meaning, from here to the error number of the response.
+//! Errors of the store, by their consequence for a plant: not stored (and why), or unknown. Each variant has one meaning, which the error
+//! number of the response keeps.
 
 use std::error::Error;
 use std::iter;
@@ -8,52 +8,51 @@ use rusqlite::ffi::SQLITE_IOERR_WRITE;
 
 use crate::fs::WriteError;
 
-/// What the engine or the disk said.
+/// The error of the engine or of the operating system.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// An error with all that is behind it, for the log.
+/// An error with its sources, for the log.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let all = iter::successors(Some(error), |&error| error.source());
     all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Why a batch was not committed, or a question not answered.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Nothing was stored: others use the store at the moment.
+    /// Nothing was stored: another process has locked the store.
     #[error("the store is busy")]
     Busy(#[source] Cause),
     /// Nothing was stored: there is no connection to the database, and none could be made in time.
     #[error("the store cannot be reached")]
     Unavailable(#[source] Cause),
-    /// Nothing was stored: the database rejects the connection or the statement, or the disk rejects the write, and
-    /// will until a person has changed something.
+    /// Nothing was stored: the database rejects the connection or the statement, or the file system rejects the write, until the operator
+    /// changes something.
     #[error("the store cannot be used")]
     Unusable(#[source] Cause),
-    /// Nothing was stored; there is no room.
+    /// Nothing was stored: the disk is full, or the WAL has reached its limit.
     #[error("the store is full")]
     Full(#[source] Cause),
-    /// What was asked for is there, but not as it was stored.
+    /// Data was read that is not what was stored.
     #[error("the store is damaged; run `plantstore check`")]
     Damaged(#[source] Cause),
-    /// The batch may or may not be stored; the same batch, sent again, tells.
+    /// The batch may or may not be stored; sending the same batch again is safe.
     #[error("the store did not confirm a write, which may or may not be stored")]
     Unknown(#[source] Cause),
-    /// The batch may or may not be stored, and this process must not use the store again: after a failed
-    /// fsync the page cache no longer tells what is on disk.
+    /// The batch may or may not be stored, and this process must not use the store again: after a failed fsync the page cache can differ
+    /// from the disk.
     #[error("the store failed")]
     Fatal(#[source] Cause),
 }
 
-/// Why nothing is written: the WAL is as long as it may be.
+/// Nothing is written: the WAL has reached its limit.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the WAL has reached its limit of {bytes_max} bytes (--max-wal-bytes); a read transaction of {held_by} keeps it from being reset"
 )]
 pub struct WalFull {
-    /// The limit.
     pub bytes_max: u64,
-    /// Who has the read transaction open, in words.
+    /// The processes that have a read transaction open, such as `process 4711 (sqlite3)`.
     pub held_by: String,
 }
 
@@ -61,7 +60,7 @@ impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull};
         let Some(sqlite) = error.sqlite_error() else {
-            return Self::Damaged(error.into()); // a value that none of us wrote
+            return Self::Damaged(error.into()); // a value that plantstore did not write
         };
         match sqlite.code {
             DiskFull => Self::Full(error.into()),
@@ -74,10 +73,10 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// Why a store cannot be used: a sentence that says what to do.
+/// Why a store cannot be opened. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("there is no store at {0}; `plantstore serve` makes one")]
+    #[error("there is no store at {0}; `plantstore serve` creates one")]
     Missing(String),
     #[error(
         "cannot {action} {path}; check that its directory exists and that this user may write there"
@@ -97,7 +96,7 @@ pub enum OpenError {
     #[error("the store {path} is in use by another plantstore{}; stop that one, or choose another --store", 
         .pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
     Locked { path: String, pid: Option<String> },
-    #[error("{0} is a file, but not a store of plantstore's; choose another --store")]
+    #[error("{0} is not a database of plantstore; choose another --store")]
     NotOurs(String),
     #[error(
         "the store {path} has schema version {found} and this plantstore knows versions up to {known}; \
@@ -109,7 +108,7 @@ pub enum OpenError {
         known: i64,
     },
     #[error(
-        "the store {path} refused `PRAGMA {pragma}` (it says {found}), so a 200 would not mean on disk; move it to a local disk"
+        "the store {path} rejects `PRAGMA {pragma}` (its value is {found}), so a 200 would not mean on disk; move it to a local disk"
     )]
     Pragma {
         path: String,
@@ -120,7 +119,7 @@ pub enum OpenError {
         "{0} is damaged: plants that were acknowledged can no longer be read from it; \
          move it away together with its database and restore a backup"
     )]
-    LogDamaged(String),
+    WalDamaged(String),
     #[error(
         "{database} is missing or empty, but {wal} holds transactions of it: creating a store here would destroy them; \
          move the database file back next to it, or move {wal} away together with its database"
@@ -159,13 +158,13 @@ pub enum OpenError {
     #[error("the database {database} cannot be reached; check that it runs, and --store")]
     Away { database: String, source: Cause },
     #[error(
-        "the database {database} does not let us in; check the user, the password and the name in --store"
+        "the database {database} rejects the connection; check the user, the password and the name in --store"
     )]
     Rejected { database: String, source: Cause },
     #[error("the database {database} must not be used: {problem}")]
     Unsafe { database: String, problem: String },
     #[error(
-        "the database {database} does not have our tables yet; run `plantstore migrate` with a role that may create them"
+        "the database {database} does not have the tables of plantstore yet; run `plantstore migrate` with a role that may create them"
     )]
     NotMigrated {
         database: String,
@@ -173,20 +172,20 @@ pub enum OpenError {
         found: Option<i64>,
     },
     #[error(
-        "cannot make our tables in the database {database}; run `plantstore migrate` with a role that may"
+        "cannot create the tables in the database {database}; run `plantstore migrate` with a role that may"
     )]
     Migration { database: String, source: Cause },
-    #[error("the disk of the store {0} is full; make room on it and start again")]
+    #[error("the disk of the store {0} is full; free some space and start again")]
     Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]
     Held(String),
     #[error(
-        "{0} is a backup and stays as it is; `plantstore restore {0} --store …` makes a store of it"
+        "{0} is a backup and is not changed; `plantstore restore {0} --store …` creates a store from it"
     )]
     IsBackup(String),
     #[error("there is no file {0}")]
     NoFile(String),
-    #[error("{0} is not a backup; `plantstore backup` makes one of a store")]
+    #[error("{0} is not a backup; `plantstore backup` creates one of a store")]
     NotABackup(String),
     #[error("cannot use the store {path}; if it is damaged, restore a backup")]
     Sqlite {
@@ -195,7 +194,7 @@ pub enum OpenError {
     },
 }
 
-/// Why a backup was not made, or not restored: a sentence that says what to do.
+/// Why a backup was not created, or not restored. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     #[error("{path} does not fit on the disk; free some space and run the command again")]

@@ -62,7 +62,7 @@ const BREAKS: [Break; 7] = [
         before: r#"    match checkpoint(&connection, "TRUNCATE") {
         Ok(true) => {}"#,
         after: r#"    if crate::is_broken("no-checkpoint-at-the-start") {
-        session.note(0);
+        session.record_batch(0);
         run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
         return Ok((connection, session));
     }

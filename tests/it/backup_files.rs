@@ -203,7 +203,7 @@ fn a_backup_is_one_file_for_its_owner_alone_and_no_command_changes_it() {
     ] {
         let said = refusal(place, &[change, &["--store", store]].concat());
         assert!(
-            said.contains("is a backup and stays as it is"),
+            said.contains("is a backup and is not changed"),
             "{change:?}: {said}"
         );
     }
@@ -267,7 +267,7 @@ fn what_is_no_sound_backup_is_not_restored() {
     let store = server.directory().join("plantstore.db");
     let said = refusal(place, &["restore", store.to_str().expect("UTF-8")]);
     assert!(
-        said.contains("is not a backup; `plantstore backup` makes one"),
+        said.contains("is not a backup; `plantstore backup` creates one"),
         "{said}"
     );
 }

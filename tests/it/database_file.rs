@@ -222,7 +222,7 @@ fn files_of_others_are_refused_and_left_as_they_are() {
         .expect("SQL");
     drop(theirs);
     let before = fs::read(&path).expect("a file");
-    assert!(refusal(directory.path(), &[]).contains("not a store of plantstore's"));
+    assert!(refusal(directory.path(), &[]).contains("not a database of plantstore"));
     assert_eq!(fs::read(&path).expect("a file"), before);
     let files = fs::read_dir(directory.path()).expect("a directory").count();
     assert_eq!(files, 1, "a file was left beside it");
@@ -233,7 +233,7 @@ fn files_of_others_are_refused_and_left_as_they_are() {
     )
     .expect("a file");
     let before = fs::read(&path).expect("a file");
-    assert!(refusal(directory.path(), &[]).contains("not a store of plantstore's"));
+    assert!(refusal(directory.path(), &[]).contains("not a database of plantstore"));
     assert_eq!(fs::read(&path).expect("a file"), before);
 }
 

@@ -540,7 +540,7 @@ fn what_makes_no_sense_is_wrong_usage_and_makes_no_store() {
     }
     for arguments in [&["list"][..], &["get", "1"], &["stats"]] {
         let said = failure(directory.path(), arguments);
-        let why = ["there is no store", "does not have our tables"];
+        let why = ["there is no store", "does not have the tables"];
         assert!(why.iter().any(|why| said.contains(why)), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }

@@ -1,6 +1,5 @@
-//! Statements without names: parsed, bound and executed in one round trip, so that a pooler that hands each transaction to
-//! another server connection (PgBouncer in transaction mode) can be used. The one named statement is that of a batch, and only
-//! on a connection that is known to be direct.
+//! Statements without names: parsed, bound and executed in one round trip, so that a pooler that gives each transaction another server
+//! connection (PgBouncer in transaction mode) can be used. Only the statement of a batch is prepared, and only on a direct connection.
 
 use std::borrow::Cow;
 use std::io;
@@ -23,15 +22,12 @@ pub(super) struct Client {
 
 /// A value for a statement, with its SQL type.
 pub(super) trait Param: ToSql + Sync {
-    /// The type that the statement is parsed with.
     fn sql_type(&self) -> Type;
 }
 
 /// A value that is a column of a row, or an element of an array.
 pub(super) trait Scalar: ToSql + Sync {
-    /// Its type.
     const TYPE: Type;
-    /// The type of an array of it.
     const ARRAY: Type;
 }
 
@@ -87,7 +83,6 @@ fn typed<'a>(values: &[&'a dyn Param]) -> Typed<'a> {
 }
 
 impl Client {
-    /// Over a connection that the driver has made.
     pub(super) async fn new(driver: tokio_postgres::Client) -> Result<Self, Error> {
         let backend_pid = match driver.query_typed_one("SELECT pg_backend_pid()", &[]).await {
             Ok(row) => row.try_get::<_, i32>(0).ok(),
@@ -102,22 +97,18 @@ impl Client {
         })
     }
 
-    /// Whether the connection has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_closed()
     }
 
-    /// All rows.
     pub(super) async fn query(&self, sql: &str, values: &[&dyn Param]) -> Result<Vec<Row>, Error> {
         self.driver.query_typed(sql, &typed(values)).await
     }
 
-    /// The only row.
     pub(super) async fn query_one(&self, sql: &str, values: &[&dyn Param]) -> Result<Row, Error> {
         self.driver.query_typed_one(sql, &typed(values)).await
     }
 
-    /// The only row, if there is one.
     pub(super) async fn query_opt(
         &self,
         sql: &str,
@@ -126,7 +117,6 @@ impl Client {
         self.driver.query_typed_opt(sql, &typed(values)).await
     }
 
-    /// The rows as they arrive.
     pub(super) async fn query_raw(
         &self,
         sql: &str,
@@ -135,7 +125,6 @@ impl Client {
         self.driver.query_typed_raw(sql, typed(values)).await
     }
 
-    /// The number of rows.
     pub(super) async fn execute(&self, sql: &str, values: &[&dyn Param]) -> Result<u64, Error> {
         self.driver.execute_typed(sql, &typed(values)).await
     }
@@ -145,7 +134,7 @@ impl Client {
         self.driver.batch_execute(sql).await
     }
 
-    /// All rows of the one statement that is run again and again: on a direct connection it is parsed and planned once.
+    /// For the statement of a batch: on a direct connection it is parsed and planned once.
     pub(super) async fn query_prepared(
         &self,
         sql: &str,
@@ -161,9 +150,8 @@ impl Client {
     }
 }
 
-/// The process id of the server's backend as it was announced when the connection was made. A pooler announces a number of its
-/// own there, so that this differs from `pg_backend_pid()`. The driver gives it away only in a request to cancel, which is
-/// therefore written into memory; nothing is sent.
+/// The process id of the backend that was announced when the connection was made. A pooler announces a number of its own, which differs
+/// from `pg_backend_pid()`. The driver exposes the number only in a cancel request, which is therefore written to memory; nothing is sent.
 async fn announced_pid(driver: &tokio_postgres::Client) -> Option<i32> {
     let mut request = Vec::new();
     let stream = Memory(&mut request);
@@ -174,7 +162,7 @@ async fn announced_pid(driver: &tokio_postgres::Client) -> Option<i32> {
     Some(i32::from_be_bytes(request[pid].try_into().ok()?))
 }
 
-/// Keeps what is written. What is read is the consent to TLS, which then does nothing.
+/// Keeps what is written. Reading returns the byte with which a server accepts TLS.
 struct Memory<'a>(&'a mut Vec<u8>);
 
 struct NoTls;

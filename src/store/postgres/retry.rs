@@ -90,7 +90,7 @@ impl RetryingClient {
                     ));
                 }
                 Ok(Ok(session)) => {
-                    session.expect_no_warning();
+                    session.clear_warning();
                     let result = timeout_at(deadline, attempt(session)).await;
                     let warned = session.has_warned();
                     match result {

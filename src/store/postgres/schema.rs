@@ -1,6 +1,6 @@
-//! Our tables, all of them in the schema `plantstore`. Before a connection is used, they are compared with what we expect; what is
-//! missing is created; the tables of an earlier version are moved here from the schema in which that version made them. Tables
-//! of other applications are neither used nor changed.
+//! The tables of plantstore, all in the schema `plantstore`. Before a connection is used, they are compared with what is expected; missing
+//! ones are created; those of an earlier version are moved here from the schema in which that version created them. Tables of other
+//! applications are neither used nor changed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,10 +13,10 @@ use tokio_postgres::error::SqlState;
 use crate::store::postgres::client::Client;
 use crate::store::postgres::session::{ConnectError, away};
 
-/// The version of the schema that we know: the number of steps in `migrations/postgres`.
+/// The number of steps in `migrations/postgres`.
 pub(in crate::store) const VERSION: i64 = 4;
 
-/// One statement each, and each can be run again: no engine has to put two of them in one transaction.
+/// One statement each, which can be run again: not every engine runs two of them in one transaction.
 const STEPS: [&str; 4] = [
     include_str!("../../../migrations/postgres/0001_tokens.sql"),
     include_str!("../../../migrations/postgres/0002_plants.sql"),
@@ -35,23 +35,21 @@ fn insert_version() -> String {
     )
 }
 
-/// Up to this version our tables were in whatever schema came first in the search path, and had their version in
-/// `plantstore_schema`. That table stays where it is, with our version in it, so that such a plantstore refuses the database
-/// instead of making its tables again.
+/// Up to this version the tables were in the first schema of the search path, and their version was in `plantstore_schema`. That table
+/// stays, with the new version in it, so that an older plantstore rejects the database instead of creating its tables again.
 const VERSION_BEFORE_OWN_SCHEMA: i64 = 3;
 
-/// So often it is tried to create or move tables while another session is in the way.
+/// Attempts to create or move tables while another session locks them.
 const ATTEMPTS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What a column has to be.
+/// The constraint of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Is {
-    /// Never null, and unique by itself.
+    /// Not null, and unique by itself.
     Unique,
-    /// Never null.
+    /// Not null.
     Required,
-    /// Null or not.
     Optional,
 }
 
@@ -111,11 +109,11 @@ const RELATIONS: &str = "
     WHERE n.nspname = 'plantstore'
        OR n.oid IN (SELECT relnamespace FROM pg_catalog.pg_class WHERE relname = 'plantstore_schema' AND relkind = 'r')";
 
-/// What the database has.
+/// What was found in the database.
 enum Found {
-    /// Our tables, of this version.
+    /// The tables of this version.
     Current,
-    /// None of our tables, or some of them.
+    /// No tables, or some of them.
     Incomplete { has_schema: bool },
     /// The tables of an earlier version, in this other schema.
     Earlier {
@@ -125,26 +123,26 @@ enum Found {
     },
 }
 
-/// When the tables are looked at.
+/// When the tables are verified.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Occasion {
-    /// By a process that has not used this database before.
+    /// By a process that has not used the database before.
     First {
-        /// Missing tables are to be created, and those of an earlier version moved.
+        /// Missing tables are created, and those of an earlier version moved.
         create: bool,
     },
-    /// By one that has: if they are gone now, new ones would not have what they had.
+    /// By a process that has: if the tables are missing now, new ones would be empty.
     Again,
 }
 
-/// Makes sure that our tables are there and as we expect them.
+/// Verifies, creates or upgrades the tables.
 pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), ConnectError> {
     let is_first = occasion != Occasion::Again;
     let mut attempt = 1;
     loop {
-        let found = match look(client, is_first).await {
+        let found = match inspect(client, is_first).await {
             // Another node may be moving the tables between two of our queries.
-            Err(ConnectError::Unsafe(_)) => look(client, is_first).await?,
+            Err(ConnectError::Unsafe(_)) => inspect(client, is_first).await?,
             found => found?,
         };
         let migrated = match found {
@@ -170,7 +168,7 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Co
         match migrated {
             Ok(()) if attempt < ATTEMPTS => {}
             Ok(()) => return Err(ConnectError::NotMigrated { found: None }),
-            Err(ConnectError::Migration(error)) if attempt < ATTEMPTS && may_pass(&error) => {
+            Err(ConnectError::Migration(error)) if attempt < ATTEMPTS && is_temporary(&error) => {
                 sleep(PAUSE).await;
             }
             Err(error) => return Err(error),
@@ -181,7 +179,7 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Co
 
 /// Creates what is missing.
 async fn complete(client: &Client, has_schema: bool) -> Result<(), ConnectError> {
-    // Whoever may create tables in the schema need not have the right to create schemas.
+    // A role that may create tables in the schema need not have the right to create schemas.
     let schema = (!has_schema).then_some(CREATE_SCHEMA);
     let steps = schema.into_iter().chain(STEPS);
     for step in steps.chain([CREATE_VERSIONS, &insert_version()]) {
@@ -198,12 +196,12 @@ async fn complete(client: &Client, has_schema: bool) -> Result<(), ConnectError>
 async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), ConnectError> {
     let schema = quoted(from);
     if version < VERSION_BEFORE_OWN_SCHEMA {
-        // It can take long, and adds go on in the meantime if it is not part of the move.
+        // It can take long, and adds go on meanwhile if it is not part of the move.
         let index =
             format!("CREATE INDEX IF NOT EXISTS plants_by_time ON {schema}.plants (added_at, id)");
         client.batch_execute(&index).await.map_err(migration)?;
     }
-    // One node at a time. Whoever waits for longer would keep the nodes of the earlier version waiting, too.
+    // One node at a time. Waiting longer for the lock would block the nodes of the earlier version, too.
     let begin = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '3s'; LOCK TABLE {schema}.plantstore_schema IN ACCESS EXCLUSIVE MODE"
     );
@@ -219,8 +217,8 @@ async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), Conn
 }
 
 async fn take_over_locked(client: &Client, from: &str) -> Result<(), ConnectError> {
-    let Found::Earlier { has_schema, .. } = look(client, true).await? else {
-        // Another node was faster.
+    let Found::Earlier { has_schema, .. } = inspect(client, true).await? else {
+        // Another node has moved them.
         return client.batch_execute("ROLLBACK").await.map_err(away);
     };
     let schema = quoted(from);
@@ -253,7 +251,7 @@ async fn take_over_locked(client: &Client, from: &str) -> Result<(), ConnectErro
     client.batch_execute(&sql).await.map_err(migration)
 }
 
-/// The roles, quoted, that have rights on the tables of an earlier version, their owners included; and whether they add plants.
+/// The roles, quoted, that have rights on the tables of an earlier version, their owners included; and whether they may add plants.
 async fn roles(client: &Client, schema: &str) -> Result<Vec<(String, bool)>, ConnectError> {
     let sql = "SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
                       bool_or(c.relname = 'plants' AND privilege_type = 'INSERT')
@@ -265,7 +263,7 @@ async fn roles(client: &Client, schema: &str) -> Result<Vec<(String, bool)>, Con
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-/// A relation, as the catalogue has it.
+/// From the catalogue.
 #[derive(Default)]
 struct Relation {
     is_table: bool,
@@ -280,15 +278,15 @@ struct Column {
     is_unique: bool,
 }
 
-/// By name, in the schemas that matter.
+/// Relations by schema and name.
 type Schemas = BTreeMap<String, BTreeMap<String, Relation>>;
 
-async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
+async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
     let mut schemas = relations(client).await?;
     let ours = schemas.remove("plantstore");
     let has_schema = ours.is_some();
     let ours = ours.unwrap_or_default();
-    let refused = |problem: String| Err(ConnectError::Unsafe(problem));
+    let unsafe_to_use = |problem: String| Err(ConnectError::Unsafe(problem));
 
     let version = match ours.get("schema_version") {
         Some(table) if table.problem(VERSIONS).is_none() => {
@@ -310,8 +308,8 @@ async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
             None => None,
         };
         if let Some(problem) = problem {
-            return refused(format!(
-                "the table plantstore.{name} is not what this plantstore makes ({problem}); \
+            return unsafe_to_use(format!(
+                "the table plantstore.{name} is not what this plantstore creates ({problem}); \
                  restore it, or use another database"
             ));
         }
@@ -319,8 +317,8 @@ async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
     if version.is_none() {
         let is_ours = |name: &&String| TABLES.iter().any(|(ours, _)| ours == name);
         if let Some(other) = ours.keys().find(|name| !is_ours(name)) {
-            return refused(format!(
-                "its schema plantstore belongs to another application: it has {other}, which plantstore does not make; \
+            return unsafe_to_use(format!(
+                "its schema plantstore belongs to another application: it has {other}, which plantstore does not create; \
                  rename that schema, or use another database"
             ));
         }
@@ -338,24 +336,24 @@ async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
             found => found?,
         };
         match their_version {
-            // Was never completed, and has nothing in it.
+            // Was never completed, and is empty.
             None => {}
             Some(VERSION..) if version.is_some() => {}
             Some(VERSION..) => {
-                return refused(format!(
+                return unsafe_to_use(format!(
                     "the tables of its schema {schema} were moved to the schema plantstore, which is not there; restore that schema"
                 ));
             }
             Some(_) if version.is_some() => {
-                return refused(format!(
-                    "beside the schema plantstore it has tables of an earlier plantstore in the schema {schema}, so an older \
+                return unsafe_to_use(format!(
+                    "besides the schema plantstore it has tables of an earlier plantstore in the schema {schema}, so an older \
                      plantstore has been used; stop that one, save what was added to {schema}.plants, \
                      and drop {schema}.plantstore_schema"
                 ));
             }
             Some(their_version) => {
                 if let Some((other, _)) = &earlier {
-                    return refused(format!(
+                    return unsafe_to_use(format!(
                         "it has tables of an earlier plantstore in two schemas, {other} and {schema}; \
                          rename plantstore_schema in the one that is not to be used"
                     ));
@@ -363,7 +361,7 @@ async fn look(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
                 for (name, columns) in TABLES.iter().take(2) {
                     let problem = tables.get(*name).map(|table| table.problem(columns));
                     if let Some(problem) = problem.unwrap_or(Some("it is missing".to_owned())) {
-                        return refused(format!(
+                        return unsafe_to_use(format!(
                             "the table {schema}.{name} is not what an earlier plantstore made ({problem}); \
                              restore it, or rename {schema}.plantstore_schema if it is not plantstore's"
                         ));
@@ -408,7 +406,7 @@ async fn relations(client: &Client) -> Result<Schemas, ConnectError> {
     Ok(schemas)
 }
 
-/// The highest version in a table; none if there is none.
+/// The highest version in a table.
 async fn version(client: &Client, table: &str) -> Result<Option<i64>, ConnectError> {
     let sql = format!("SELECT max(version)::BIGINT FROM {table}");
     match client.query_one(&sql, &[]).await {
@@ -435,7 +433,7 @@ async fn version(client: &Client, table: &str) -> Result<Option<i64>, ConnectErr
 }
 
 impl Relation {
-    /// What is different from a table with these columns. Further columns do not matter, unless they must be given a value.
+    /// How this differs from a table with these columns. Further columns are ignored, unless they require a value.
     fn problem(&self, columns: Columns) -> Option<String> {
         if !self.is_table {
             return Some("it is not a table".to_owned());
@@ -489,8 +487,8 @@ fn exists(error: &Error) -> bool {
     error.code().is_some_and(|code| exists.contains(code))
 }
 
-/// Whether another node was in the way, or somebody who reads.
-fn may_pass(error: &Error) -> bool {
+/// True if another session may have been the cause.
+fn is_temporary(error: &Error) -> bool {
     let code = error.code().map_or("", SqlState::code);
     exists(error)
         || error.code() == Some(&SqlState::UNDEFINED_TABLE)

@@ -1,5 +1,4 @@
-//! A connection to a server that can be believed: writable, in UTF-8, and with nothing switched off that makes
-//! a commit a commit.
+//! A connection to a server whose settings are safe: writable, in UTF-8, and with every setting on that makes a commit durable.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -17,39 +16,36 @@ use crate::store::postgres::schema::{self, Occasion};
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
-/// How long the settings that were read are relied upon. Some of them can be changed under an open connection.
+/// How long the settings count as checked. Some can be changed while a connection is open.
 const SETTINGS_HOLD: Duration = Duration::from_secs(1);
 
-/// A difference between the clocks that is worth a line in the log.
+/// A larger difference between the clocks is logged.
 const CLOCK_DIFFERENCE_MAX: SignedDuration = SignedDuration::from_secs(10);
 
-/// A connection, and whether the server has warned on it.
 pub(super) struct Session {
-    /// For statements.
     pub(super) client: Client,
     warned: Arc<AtomicBool>,
     checked_at: Instant,
-    /// When the tables were last found to be ours.
     pub(super) verified_at: Instant,
 }
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
-    /// It may work later: the server is away, starting, full or read-only.
+    /// It may work later: the server cannot be reached, or is starting, full or read-only.
     #[error("the database cannot be reached")]
     Away(#[source] Cause),
-    /// The server would acknowledge what it can lose, or has what we do not know.
+    /// The server could lose acknowledged plants, or its tables are not ours.
     #[error("{0}")]
     Unsafe(String),
-    /// It needs a person: a password, a right, a name.
-    #[error("the database refuses us")]
+    /// Until the operator changes the password, the rights or the name.
+    #[error("the database rejects the connection")]
     Rejected(#[source] tokio_postgres::Error),
-    /// The tables are not there, and are not to be created now.
-    #[error("the database does not have our tables; run `plantstore migrate`")]
+    /// The tables do not exist, and are not to be created now.
+    #[error("the database does not have the tables of plantstore; run `plantstore migrate`")]
     NotMigrated { found: Option<i64> },
     /// The tables could not be created or moved.
-    #[error("cannot create our tables; run `plantstore migrate` with a role that may")]
+    #[error("cannot create the tables; run `plantstore migrate` with a role that may")]
     Migration(#[source] tokio_postgres::Error),
     /// The tables are those of a later version.
     #[error("the schema has version {found}; use the newer plantstore that made it")]
@@ -79,14 +75,14 @@ impl Session {
         })
     }
 
-    /// Makes sure that the tables are ours. An error means that the connection must not be used.
+    /// Checks or creates the tables. After an error the connection must not be used.
     pub(super) async fn verify(&mut self, occasion: Occasion) -> Result<(), ConnectError> {
         schema::ensure(&self.client, occasion).await?;
         self.verified_at = Instant::now();
         Ok(())
     }
 
-    /// Reads the settings again, if that was some time ago. An error means that the connection must not be used.
+    /// Checks the settings again from time to time. After an error the connection must not be used.
     pub(super) async fn check_again(&mut self) -> Result<(), ConnectError> {
         if self.checked_at.elapsed() >= SETTINGS_HOLD {
             check_settings(&self.client).await?;
@@ -95,19 +91,17 @@ impl Session {
         Ok(())
     }
 
-    /// Forgets what the server has warned of so far.
-    pub(super) fn expect_no_warning(&self) {
+    pub(super) fn clear_warning(&self) {
         self.warned.store(false, Ordering::SeqCst);
     }
 
-    /// Whether it has warned since. A commit that stops waiting for its standby is a success with a warning.
+    /// True after a warning of the server. A commit that stops waiting for its standby is a success with a warning.
     pub(super) fn has_warned(&self) -> bool {
         self.warned.load(Ordering::SeqCst)
     }
 }
 
-/// Refuses settings that can lose what was acknowledged, and compares the clocks. An engine that does not have a setting has
-/// nothing to switch off.
+/// Rejects settings that can lose acknowledged plants, and compares the clocks. A setting that the engine does not have is safe.
 async fn check_settings(client: &Client) -> Result<(), ConnectError> {
     let sql = "SELECT current_setting('fsync', true), current_setting('full_page_writes', true),
                       current_setting('data_sync_retry', true),
@@ -121,22 +115,22 @@ async fn check_settings(client: &Client) -> Result<(), ConnectError> {
     let setting = |index| row.get::<_, Option<&str>>(index);
     let standbys = setting(4).is_some_and(|names| !names.is_empty());
     let problem = if setting(0) == Some("off") {
-        "fsync is off: a power cut can lose what was acknowledged".to_owned()
+        "fsync is off: a power failure can lose acknowledged plants".to_owned()
     } else if setting(1) == Some("off") {
-        "full_page_writes is off: a power cut can tear pages".to_owned()
+        "full_page_writes is off: a power failure can tear pages".to_owned()
     } else if setting(2) == Some("on") {
-        "data_sync_retry is on: an fsync that failed can be followed by one that claims success"
+        "data_sync_retry is on: a failed fsync can be followed by one that claims success"
             .to_owned()
     } else if setting(3) == Some("off") {
-        "synchronous_commit is off: a crash can lose what was acknowledged".to_owned()
+        "synchronous_commit is off: a crash can lose acknowledged plants".to_owned()
     } else if standbys
         && let Some(level) = setting(3)
         && !["on", "remote_apply"].contains(&level)
     {
-        // With remote_write the standby has passed it to its kernel, which a power cut there loses.
+        // With remote_write the standby has passed it to its kernel, which a power failure there loses.
         format!(
             "synchronous_commit is {level} though there are synchronous standbys: \
-             a failover can lose what was acknowledged; set it to on"
+             a failover can lose acknowledged plants; set it to on"
         )
     } else if setting(5).is_some_and(|encoding| encoding != "UTF8") {
         "server_encoding is not UTF8: not every name could be stored".to_owned()
@@ -172,7 +166,7 @@ fn compare_clocks(asked_at: Timestamp, database: Timestamp, answered_at: Timesta
     }
 }
 
-/// Moves bytes for as long as there is a client, and takes note of warnings.
+/// Runs the connection for as long as there is a client, and records warnings.
 async fn drive<T>(mut connection: Connection<Socket, T>, warned: Arc<AtomicBool>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -181,7 +175,7 @@ where
         match message {
             Ok(AsyncMessage::Notice(notice)) => {
                 if notice.parsed_severity() == Some(Severity::Warning) {
-                    tracing::warn!(message = notice.message(), "the database warns");
+                    tracing::warn!(message = notice.message(), "warning from the database");
                     warned.store(true, Ordering::SeqCst);
                 }
             }
@@ -194,12 +188,12 @@ where
     }
 }
 
-/// What a failed connection means. Without a code nobody has answered.
+/// Why a connection failed. Without an error code the server did not respond.
 pub(super) fn away(error: tokio_postgres::Error) -> ConnectError {
     let Some(code) = error.code() else {
         return ConnectError::Away(error.into());
     };
-    // 28: who we are; 3D, 42: what we asked for. The rest passes: 57P03 starting up, 53300 too many connections.
+    // 28: authentication; 3D, 42: database and rights. The rest is temporary: 57P03 starting up, 53300 too many connections.
     match &code.code()[..2] {
         "28" | "3D" | "42" => ConnectError::Rejected(error),
         _ => ConnectError::Away(error.into()),

@@ -1,5 +1,5 @@
-//! TLS as `sslmode=verify-full` means it: the server's certificate is checked against `sslrootcert`, and its
-//! name against the host.
+//! TLS for `sslmode=verify-full`: the server's certificate is checked against `sslrootcert`, and its name against the host. Written here
+//! because it is short, and the crate for it would be one more dependency that durability and security rest on.
 
 use std::future::Future;
 use std::io;
@@ -15,12 +15,11 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// Who is trusted.
 #[derive(Clone)]
 pub(super) struct Tls(Arc<ClientConfig>);
 
 impl Tls {
-    /// Trusts the certificates in this file, and no others.
+    /// Trusts the certificates in this file only.
     pub(super) fn trusting(roots_path: &Path) -> io::Result<Self> {
         let invalid = |error: &dyn std::fmt::Display| {
             io::Error::new(io::ErrorKind::InvalidData, error.to_string())
@@ -58,7 +57,6 @@ where
     }
 }
 
-/// One handshake to come.
 pub(super) struct Handshake {
     connector: TlsConnector,
     name: ServerName<'static>,
@@ -77,7 +75,6 @@ where
     }
 }
 
-/// The connection behind the handshake.
 pub(super) struct Encrypted<S>(tokio_rustls::client::TlsStream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {

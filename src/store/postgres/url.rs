@@ -1,4 +1,4 @@
-//! `postgres://…`: what tokio-postgres takes, and TLS as libpq spells it.
+//! `postgres://…`: a URL as tokio-postgres parses it, with the TLS options of libpq, which it does not know. The password is never shown.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,19 +9,17 @@ use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
-/// Where the database is and how to get there. What it prints has no password.
+/// Displayed without user and password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
-    /// Hosts, user, database.
     pub config: Config,
-    /// The certificates that are trusted; without them the connection is not encrypted.
+    /// The trusted certificates; without them the connection is not encrypted.
     pub roots_path: Option<PathBuf>,
 }
 
-/// PostgreSQL's own.
 const PORT: u16 = 5432;
 
-/// How long one host may take to answer, unless the URL says otherwise.
+/// The time limit for one host, unless the URL has another.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl FromStr for Url {
@@ -47,13 +45,12 @@ impl FromStr for Url {
             }
             _ => {
                 return Err(
-                    "sslmode is disable or verify-full; the others trust whoever answers"
+                    "sslmode is disable or verify-full; the others do not verify the server"
                         .to_owned(),
                 );
             }
         };
-        // Taken for the end of the user's part too early, these would make the rest of a password the name of a host or of
-        // a database, and names are shown.
+        // These would end the password early, and the rest of it would become the name of a host or of a database, which are shown.
         let after_scheme = address.split_once("://").map_or("", |(_, rest)| rest);
         let before_host = after_scheme.rsplit_once('@').map_or("", |(user, _)| user);
         if before_host.contains(['@', '/']) {
@@ -62,7 +59,7 @@ impl FromStr for Url {
         let mut config: Config = format!("{address}?{}", rest.join("&")).parse().map_err(
             |error: tokio_postgres::Error| {
                 if query.contains('@') {
-                    // Nor is the rest of a password an option that could be named.
+                    // The error would show the rest of the password as the name of an option.
                     "write `?` in a user name or a password as %3F".to_owned()
                 } else {
                     described(&error)
@@ -111,7 +108,6 @@ impl fmt::Display for Url {
     }
 }
 
-/// A path with `%20` for a space.
 fn decoded(text: &str) -> Result<String, String> {
     match percent_decode_str(text).decode_utf8() {
         Ok(path) => Ok(path.into_owned()),
@@ -119,7 +115,6 @@ fn decoded(text: &str) -> Result<String, String> {
     }
 }
 
-/// An error of the driver with what is behind it.
 fn described(error: &tokio_postgres::Error) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

@@ -1,5 +1,5 @@
-//! The clock that dates plants. The order of plants does not depend on it: a wrong clock gives wrong dates to the plants that are added
-//! while it is wrong, and to no others. A clock that jumps is logged.
+//! The clock that dates plants, with warnings if it jumps. The order of plants does not depend on it: a wrong clock gives wrong dates to
+//! the plants that are added while it is wrong, and to no others.
 
 use std::time::Instant;
 
@@ -16,7 +16,6 @@ const DRIFT_SHARE: i32 = 1000;
 /// Plants that are dated later than this after the start of the process are from a clock that was ahead, or the clock is behind now.
 const AHEAD_MAX: SignedDuration = SignedDuration::from_secs(60);
 
-/// Reads the clock for each batch.
 #[derive(Default)]
 pub(super) struct Clock {
     last: Option<(Timestamp, Instant)>,
@@ -42,7 +41,7 @@ impl Clock {
     }
 }
 
-/// Logs that the last plants of a store are dated in the future.
+/// Warns if the last plants of a store are dated in the future.
 pub(super) fn compare_with(newest: Option<i64>) {
     let now = Timestamp::now();
     if let Some(newest) = newest.and_then(|newest| Timestamp::from_millisecond(newest).ok())
@@ -67,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_jump_is_told_from_a_clock_that_is_adjusted() {
+    fn a_jump_is_distinguished_from_a_gradual_adjustment() {
         let last: Timestamp = "2026-11-15T12:00:00Z".parse().expect("a time");
         let jumped = |by_clock_ms: i64, elapsed_s: i64| {
             let now = last + SignedDuration::from_millis(by_clock_ms);

@@ -17,12 +17,12 @@ use crate::store::error::{SaveError, chain};
 use crate::store::sqlite::backup::{BackupFile, copy_pages};
 use crate::store::sqlite::open::checkpoint;
 
-/// How often the files are looked at, at most.
+/// The time between two checks, unless a checkpoint is due.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The files as they were when the store was opened.
+/// The files as they were when the store was opened, and what was found in them at the last check.
 pub(super) struct FileIdentity {
-    /// As it was given, but absolute: a symbolic link may be changed, and a directory may be moved.
+    /// As given, but absolute: a symbolic link may be changed, and a directory may be moved.
     given: PathBuf,
     /// The database itself.
     real: PathBuf,
@@ -35,8 +35,8 @@ pub(super) struct FileIdentity {
     wal_mark: Option<(i32, [u8; 8])>,
     shared_memory_id: FileId,
     database_len: u64,
-    /// So much of the database file has certainly been written: a checkpoint that a reader keeps from its end leaves holes.
-    settled_len: u64,
+    /// The database file has no holes up to here: a checkpoint that a reader interrupts leaves holes.
+    written_len: u64,
     /// The row of the table `store` in the database file, and the page that it is on: the identity never changes, and the
     /// number of the WAL cycle never falls.
     identity: [u8; 16],
@@ -48,38 +48,36 @@ pub(super) struct FileIdentity {
 
 type FileId = (u64, u64);
 
-/// How many frames of the WAL are looked at, and how many pages of the database at least; there are never more than twice as
-/// many.
+/// The number of frames of the WAL that are checked, and of pages of the database (at most twice as many).
 const SAMPLES: i32 = 64;
 const PAGE_SAMPLES: u64 = 32;
 
-/// How far apart the frames are that are looked at among those of the time since the last check.
-const NEW_FRAMES: usize = 16;
+/// Of the frames since the last check, every 16th is checked.
+const NEW_FRAMES_STEP: usize = 16;
 
-/// A problem with the WAL is looked at so often: another process may be writing to it.
-const LOOKS: usize = 3;
+/// Another process may be writing to the WAL, so a problem is reported only if it is found this many times.
+const ATTEMPTS: usize = 3;
 
 /// The first bytes of a WAL; one bit of the next byte is the byte order of its checksums.
 const WAL_MAGIC: [u8; 3] = [0x37, 0x7f, 0x06];
 
-/// What has happened to the files.
+/// What happened to the files.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Accident {
     /// The path of the database leads to another file, or to none.
-    DatabaseElsewhere,
-    /// The path of the WAL or of its shared memory does.
-    CompanionElsewhere(PathBuf),
-    /// The content of a file was destroyed.
+    DatabaseMoved,
+    /// The path of the WAL or of its shared memory leads to another file, or to none.
+    CompanionMoved(PathBuf),
     ContentDestroyed(PathBuf),
 }
 
 impl fmt::Display for Accident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::DatabaseElsewhere => {
+            Self::DatabaseMoved => {
                 f.write_str("the database file was moved, deleted or replaced while it was in use")
             }
-            Self::CompanionElsewhere(path) => {
+            Self::CompanionMoved(path) => {
                 let path = path.display();
                 write!(
                     f,
@@ -95,7 +93,7 @@ impl fmt::Display for Accident {
 }
 
 impl FileIdentity {
-    /// Of the store that this connection has open, whose identity is in the database file.
+    /// `identity` is that in the table `store`.
     pub(super) fn new(
         connection: &Connection,
         path: &Path,
@@ -112,7 +110,7 @@ impl FileIdentity {
             wal_mark: None,
             shared_memory_id: id("-shm")?,
             database_len: database.metadata()?.len(),
-            settled_len: 0,
+            written_len: 0,
             real,
             database,
             identity,
@@ -123,8 +121,8 @@ impl FileIdentity {
         };
         files.find_page(connection).map_err(io::Error::other)?;
         files.has_identity(); // so that the first check knows the WAL cycle
-        if wal_frames_now(connection).is_some_and(|(frames, moved)| frames == moved) {
-            files.settled_len = files.database_len;
+        if wal_frames_now(connection).is_some_and(|(frames, checkpointed)| frames == checkpointed) {
+            files.written_len = files.database_len;
         }
         Ok(files)
     }
@@ -134,75 +132,74 @@ impl FileIdentity {
         Instant::now() >= self.next_check
     }
 
-    /// Looks at the files. The connection is one to the store; `wal_frames` is the length of the WAL as it last knew it.
+    /// `wal_frames` is the length of the WAL after the last commit of this connection.
     pub(super) fn check(
         &mut self,
         connection: &Connection,
         wal_frames: i32,
     ) -> Result<(), Accident> {
         self.next_check = Instant::now() + INTERVAL;
-        if !is(&self.given, self.database_id) || !is(&self.real, self.database_id) {
-            return Err(Accident::DatabaseElsewhere);
+        if !has_id(&self.given, self.database_id) || !has_id(&self.real, self.database_id) {
+            return Err(Accident::DatabaseMoved);
         }
         for (suffix, expected) in [("-wal", self.wal_id), ("-shm", self.shared_memory_id)] {
             let path = with_suffix(&self.real, suffix);
-            if !is(&path, expected) {
-                return Err(Accident::CompanionElsewhere(path));
+            if !has_id(&path, expected) {
+                return Err(Accident::CompanionMoved(path));
             }
         }
         let (len_before, salts_before) = (self.database_len, self.salts());
         if !self.has_content(connection) {
             return Err(Accident::ContentDestroyed(self.real.clone()));
         }
-        // Another process may have started the WAL again from its beginning, perhaps just now.
+        // Another process may have reset the WAL, perhaps just now.
         let has_frames = self.has_frames(wal_frames)
-            || (1..LOOKS).any(|_| {
+            || (1..ATTEMPTS).any(|_| {
                 wal_frames_now(connection).is_none_or(|(frames, _)| self.has_frames(frames))
             });
         if !has_frames {
             return Err(Accident::ContentDestroyed(with_suffix(&self.real, "-wal")));
         }
         if salts_before.is_some() && salts_before != self.salts() {
-            // The WAL was started again, so all of it had been moved into the database.
-            self.settled_len = len_before.min(self.database_len);
+            // The WAL was reset, so all of it had been written back to the database.
+            self.written_len = len_before.min(self.database_len);
         }
         Ok(())
     }
 
-    /// Where the database is now, if any path leads to it.
-    pub(super) fn where_moved(&self) -> Option<PathBuf> {
+    /// The new path of a database that was moved; none if it was deleted.
+    fn new_path(&self) -> Option<PathBuf> {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", self.database.as_raw_fd());
         let path = fs::read_link(link).ok()?;
-        is(&path, self.database_id).then_some(path)
+        has_id(&path, self.database_id).then_some(path)
     }
 
-    /// The path of the database.
     pub(super) fn path(&self) -> &Path {
         &self.real
     }
 
     fn has_content(&mut self, connection: &Connection) -> bool {
         let Ok(len) = self.database.metadata().map(|found| found.len()) else {
-            return true; // an error of the disk, which SQLite will come across
+            return true; // a disk error, which SQLite will report
         };
         if len < self.database_len && !self.has_whole_len(len) {
             return false;
         }
         self.database_len = len;
-        self.settled_len = self.settled_len.min(len);
+        self.written_len = self.written_len.min(len);
         // `VACUUM` by another program may have moved the page, and left pages that were never written.
         (self.has_identity() || (self.find_page(connection).is_ok() && self.has_identity()))
             && (self.has_pages() || has_free_pages(connection))
     }
 
-    /// False if the database file has a hole: after a truncation a checkpoint goes on writing where a page belongs. The same pages
-    /// are looked at each time, until the database is twice as large, so that they are in memory.
+    /// False if the database file has a hole: after a truncation a checkpoint goes on writing beyond its end. The same pages are checked
+    /// each time, until the database is twice as large, so that they are cached.
     fn has_pages(&self) -> bool {
-        /// The page with this byte is never written.
+        /// SQLite never writes the page with this byte.
         const LOCK_BYTE: u64 = 1 << 30;
         let size = self.page.len() as u64;
-        let pages = self.settled_len / size;
+        let pages = self.written_len / size;
         let distance = (pages / PAGE_SAMPLES).next_power_of_two().max(1);
         let mut samples = (0..pages).step_by(usize::try_from(distance).unwrap_or(usize::MAX));
         samples.all(|page| {
@@ -219,7 +216,7 @@ impl FileIdentity {
         read.is_ok() && page.iter().all(|byte| *byte == 0)
     }
 
-    /// The header has the number of pages.
+    /// True if the file is as long as the number of pages in its header says.
     fn has_whole_len(&self, len: u64) -> bool {
         let mut header = [0; 4];
         let read = self.database.read_exact_at(&mut header, 28);
@@ -251,8 +248,7 @@ impl FileIdentity {
         Ok(())
     }
 
-    /// False if the WAL is shorter than it should be, or has a hole: after a truncation SQLite goes on writing where the next
-    /// frame belongs.
+    /// False if the WAL is too short, or has a hole: after a truncation SQLite goes on writing beyond its end.
     fn has_frames(&mut self, wal_frames: i32) -> bool {
         let mut header = [0; 24];
         if wal_frames == 0 || self.wal.read_exact_at(&mut header, 0).is_err() {
@@ -270,8 +266,8 @@ impl FileIdentity {
             .take_while(|frame| *frame > 0);
         let marked = self.wal_mark.filter(|(_, marked)| *marked == salts);
         let new = marked.map_or(1, |(frame, _)| frame)..=wal_frames;
-        let has_all =
-            header.starts_with(&WAL_MAGIC) && samples.chain(new.step_by(NEW_FRAMES)).all(has_frame);
+        let has_all = header.starts_with(&WAL_MAGIC)
+            && samples.chain(new.step_by(NEW_FRAMES_STEP)).all(has_frame);
         if has_all {
             self.wal_mark = Some((wal_frames, salts));
         }
@@ -282,7 +278,7 @@ impl FileIdentity {
         self.wal_mark.map(|(_, salts)| salts)
     }
 
-    /// Where a frame begins; they are counted from 1.
+    /// Frames are numbered from 1.
     fn offset_of_frame(&self, frame: i32) -> u64 {
         const HEADER: u64 = 32;
         const FRAME_HEADER: u64 = 24;
@@ -316,14 +312,14 @@ fn has_free_pages(connection: &Connection) -> bool {
     count.is_ok_and(|count| count > 0)
 }
 
-/// The length of the WAL as all processes know it, and how much of it is in the database file as well.
+/// The length of the WAL with the commits of all processes, and how much of it has been written back.
 fn wal_frames_now(connection: &Connection) -> Option<(i32, i32)> {
     let sql = "PRAGMA wal_checkpoint(NOOP)";
     let frames = connection.query_row(sql, [], |row| Ok((row.get(1)?, row.get(2)?)));
     frames.ok()
 }
 
-fn is(path: &Path, expected: FileId) -> bool {
+fn has_id(path: &Path, expected: FileId) -> bool {
     fs::metadata(path).is_ok_and(|found| id(&found) == expected)
 }
 
@@ -338,7 +334,7 @@ pub(super) fn rescue(
     accident: &Accident,
 ) -> String {
     match accident {
-        Accident::DatabaseElsewhere => match files.where_moved() {
+        Accident::DatabaseMoved => match files.new_path() {
             Some(moved) => {
                 let complete = if is_checkpointed(connection) {
                     "it is complete"
@@ -359,11 +355,11 @@ pub(super) fn rescue(
                 Err(error) => format!("it could not be copied: {}", chain(&error)),
             },
         },
-        Accident::CompanionElsewhere(_) if is_checkpointed(connection) => {
+        Accident::CompanionMoved(_) if is_checkpointed(connection) => {
             "the database is complete without it; start again".to_owned()
         }
-        Accident::CompanionElsewhere(_) => "put it back, then start again".to_owned(),
-        // Nothing is written: what is left may be of use.
+        Accident::CompanionMoved(_) => "put it back, then start again".to_owned(),
+        // Nothing is written: the rest may be useful.
         Accident::ContentDestroyed(_) => "run `plantstore check` and restore a backup".to_owned(),
     }
 }
@@ -375,7 +371,7 @@ fn is_checkpointed(connection: &Connection) -> bool {
 
 /// Copies everything to a backup next to the store, in the directory above, or in the temporary directory.
 fn copy_beside(connection: &mut Connection, store: &Path) -> Result<PathBuf, SaveError> {
-    // So that no WAL with content remains at the path: there is no database any more that it belongs to.
+    // So that no WAL with content remains at the path, where its database no longer is.
     is_checkpointed(connection);
     let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ").to_string();
     let path_in = |directory: &Path| {

@@ -188,7 +188,7 @@ impl Sqlite {
         if let Some(session) = &mut self.session
             && outcomes.contains(&Outcome::Added)
         {
-            session.note(number);
+            session.record_batch(number);
         }
         Ok(outcomes)
     }
@@ -254,7 +254,7 @@ impl Sqlite {
         };
         let checked = files.check(&self.connection, wal_frames);
         if let Some(session) = &mut self.session {
-            session.keep_lock_file(files.path());
+            session.ensure_lock_file(files.path());
         }
         checked.map_err(|accident| {
             let rescued = file_identity::rescue(&mut self.connection, files, &accident);

@@ -1,6 +1,5 @@
-//! Getting to a usable connection: the lock, the file and its directory entry, the pragmas, the
-//! schema. Every pragma that durability rests on is read back, and none of this takes longer on a
-//! larger store; only the log is read whole.
+//! Opening a SQLite file: lock, file and directory entry, pragmas, schema. Every pragma that durability depends on is read back. None
+//! of this takes longer on a larger store; only the WAL is read completely.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,11 +21,10 @@ use crate::store::sqlite::rows;
 use crate::store::sqlite::session::{self, Damage, Lock, Session};
 use crate::store::types::Footprint;
 
-/// How long to wait for another process, such as `plantstore token create`, to end its
-/// transaction.
+/// How long to wait for another process, such as `plantstore token create`, to end its transaction.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The schema, a step a version. A step that has been released is never changed.
+/// The schema, one step per version. A released step is never changed.
 const MIGRATIONS: [&str; 4] = [
     include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
     include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
@@ -42,15 +40,14 @@ const VERSION_WITH_BATCHES: u32 = 3;
 const VERSION_WITH_STATE: u32 = 4;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
-/// A connection for the one server: up to date, and with nothing left in the WAL that is not
-/// synced.
+/// Opens a store for its one server, with the schema up to date and nothing left in the WAL that is not synced.
 pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError> {
     create(path)?;
     let mut connection = connect(path)?;
     let lock = Lock::take(&real(path)?)?;
     run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
     upgrade(&mut connection, path)?;
-    // With the lock file synced before the WAL is emptied, a database without a WAL is known to be complete.
+    // With the lock file synced before the WAL is truncated, a database without a WAL is known to be complete.
     let mut session = Session::new(&connection, lock, path)?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
@@ -58,13 +55,13 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError>
         Ok(false) => return Err(OpenError::Held(path.display().to_string())),
         Err(source) => return Err(unusable(path)(source)),
     }
-    session.note(rows::last_batch(&connection).map_err(unusable(path))?);
+    session.record_batch(rows::last_batch(&connection).map_err(unusable(path))?);
     session::require_wal(&connection).map_err(unusable(path))?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     Ok((connection, session))
 }
 
-/// A connection while others may have the store open too. It upgrades the schema only while no server is running.
+/// Opens a store that other processes may have open too. Upgrades the schema only if no server is running.
 pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
     if !path.exists() {
         return Err(OpenError::Missing(path.display().to_string()));
@@ -82,7 +79,7 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// A connection for looking. A backup is not changed by that, and nothing is made beside it.
+/// Opens a store, or a backup, which is not changed and gets no WAL.
 pub(super) fn to_read(path: &Path) -> Result<Connection, OpenError> {
     match shared(path) {
         Err(OpenError::IsBackup(_)) => backup(path),
@@ -90,7 +87,7 @@ pub(super) fn to_read(path: &Path) -> Result<Connection, OpenError> {
     }
 }
 
-/// A connection for looking at a backup, and at nothing else.
+/// Opens a backup, and nothing else, to read it.
 pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
     let name = path.display().to_string();
     if !path.exists() {
@@ -114,7 +111,7 @@ pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
     }
 }
 
-/// Has all of a store in its one file, at rest, as a backup is. For this nobody else may have it open.
+/// Switches a store to rollback-journal mode, with all data in the one file, as in a backup. No other process may have it open.
 pub(super) fn make_backup(path: &Path) -> Result<(), OpenError> {
     let connection = match connect(path) {
         Err(OpenError::IsBackup(_)) => return Ok(()),
@@ -147,7 +144,6 @@ pub(in crate::store) fn accept_loss(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// The file of the database itself, to be synced.
 pub(super) fn file(path: &Path) -> Result<File, OpenError> {
     File::open(path).map_err(failed_to("open", path))
 }
@@ -189,7 +185,7 @@ fn check_no_orphan(real: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Empties the log into the database and syncs both. False when a reader was in the way.
+/// Runs a checkpoint. False if a reader prevented it from completing.
 pub(super) fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, rusqlite::Error> {
     connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
         let busy: bool = row.get(0)?;
@@ -197,8 +193,8 @@ pub(super) fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, ru
     })
 }
 
-/// Makes the names of the database and of its log survive a power cut. SQLite syncs the directory of a new
-/// log too, but does not look at the result.
+/// Makes the names of the database and of its WAL survive a power failure. SQLite syncs the directory of a new WAL too, but ignores
+/// the result.
 fn sync_names(path: &Path) -> Result<(), OpenError> {
     sync_directory_of(&real(path)?).map_err(failed_to("sync the directory of", path))
 }
@@ -225,13 +221,12 @@ pub(in crate::store) fn is_backup(path: &Path) -> bool {
     file.is_some_and(|file| Content::of(&file).is_ok_and(|content| content == Content::Backup))
 }
 
-/// Two processes that make one store at the same time are in each other's way for a moment in which
-/// SQLite does not wait.
+/// Waits where SQLite does not, if two processes create one store at the same time.
 fn connect(path: &Path) -> Result<Connection, OpenError> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         match try_to_connect(path) {
-            Err(OpenError::Held(_)) if begun.elapsed() < BUSY_TIMEOUT => {
+            Err(OpenError::Held(_)) if start.elapsed() < BUSY_TIMEOUT => {
                 thread::sleep(Duration::from_millis(20));
             }
             done => return done,
@@ -257,7 +252,7 @@ fn run_checkpoint_on_close(connection: &Connection, run: bool) -> Result<(), rus
     connection.set_db_config(setting, !run).map(drop)
 }
 
-/// Connects without looking at the WAL first, and without a checkpoint at the end.
+/// Connects without checking the WAL first, and without a checkpoint at the end.
 fn connect_locked(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
@@ -265,7 +260,7 @@ fn connect_locked(path: &Path) -> Result<Connection, OpenError> {
     connection
         .busy_timeout(BUSY_TIMEOUT)
         .map_err(unusable(path))?;
-    // Before anything is changed in a file that is not ours, or at rest.
+    // Before anything is changed in a file that is not ours, or in a backup.
     if is_in_backup_mode(&connection, path)? {
         return Err(OpenError::IsBackup(path.display().to_string()));
     }
@@ -276,14 +271,14 @@ fn connect_locked(path: &Path) -> Result<Connection, OpenError> {
     for (pragma, expected) in [
         ("journal_mode = WAL", "wal"),
         ("synchronous = FULL", "2"),
-        // Tokens are never deleted, so there is nothing to look up for every plant.
+        // Tokens are never deleted, so a lookup for every plant would be wasted.
         ("foreign_keys = OFF", "0"),
-        // `checkpoints.rs` says why.
+        // `checkpoint.rs` runs checkpoints instead.
         ("wal_autocheckpoint = 0", "0"),
-        // What a long reader, such as a backup, made the log grow beyond this is cut off when it begins again: every
-        // command reads all of it. Without readers it stays shorter.
+        // If a long reader, such as a backup, has made the WAL grow beyond this, it is truncated when it is reset: every command
+        // reads all of it. Without readers it stays shorter.
         ("journal_size_limit = 33554432", "33554432"),
-        // The drive's own cache, on the one system where fsync leaves it out.
+        // On macOS fsync does not flush the drive's own cache.
         ("fullfsync = ON", "1"),
         ("checkpoint_fullfsync = ON", "1"),
     ] {
@@ -357,8 +352,7 @@ pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), Op
     Ok(())
 }
 
-/// Whether it is a backup. Every store is in WAL mode from its first moment; a backup is not, so that nothing beside
-/// it is needed to read it.
+/// True for a backup. A store is in WAL mode as soon as it exists; a backup is not, so that it is read without any other file.
 fn is_in_backup_mode(connection: &Connection, path: &Path) -> Result<bool, OpenError> {
     let version = version(connection, path)?;
     let mode: String = connection

@@ -1,8 +1,8 @@
-//! The one process that may serve a store at a time: its lock, and what shows afterwards whether all it wrote is still there.
+//! One process at a time may serve a store: its lock, and the checks at the next start that all it wrote is still there.
 //!
-//! After each commit of new plants the number of the batch is noted in the lock file. A database (with its WAL) whose last
-//! batch is lower than noted lacks transactions: its WAL was deleted, or an older copy was put in its place. A database that
-//! was copied away from a killed server has no lock file; it says itself that it was not closed, and needs its WAL.
+//! After each commit of new plants the batch number is written to the lock file. A database (with its WAL) whose last batch is lower
+//! lacks transactions: its WAL was deleted, or an older copy was put in its place. A database that was copied away from a killed server
+//! has no lock file; its table `store` says that it was not closed, and it needs its WAL.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, TryLockError};
@@ -25,7 +25,7 @@ use crate::store::sqlite::{rows, wal_check};
 /// How long a command may take to check the WAL of a store that is not served.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a database says of itself.
+/// The row of the table `store`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct State {
     pub(super) identity: [u8; 16],
@@ -34,7 +34,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Reads it from a database; none if that was made before there was such a thing.
+    /// None if the schema is too old to have the table.
     pub(super) fn read(connection: &Connection) -> Result<Option<Self>, Error> {
         let exists = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'store')";
         if !connection.query_row(exists, [], |row| row.get(0))? {
@@ -52,27 +52,27 @@ impl State {
     }
 }
 
-/// Says that a database is complete without a WAL, or that it is not.
+/// Records in the database whether it is complete without its WAL.
 pub(super) fn set_clean(connection: &Connection, is_clean: bool) -> Result<(), Error> {
     let sql = "UPDATE store SET clean = ?1";
     connection.execute(sql, [is_clean]).map(drop)
 }
 
-/// Says in the database that it is incomplete without its WAL from now on.
+/// Records in the database that it is incomplete without its WAL from now on.
 pub(super) fn require_wal(connection: &Connection) -> Result<(), Error> {
     set_clean(connection, false)?;
-    // To be found in the database without its WAL. If a reader prevents that, a later checkpoint does it.
+    // So that the database file alone says so. If a reader prevents that, a later checkpoint does it.
     checkpoint(connection, "PASSIVE").map(drop)
 }
 
-/// The last batch of a store, as the lock file has it.
+/// The last batch of a store according to its lock file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Noted {
+struct LastBatch {
     identity: [u8; 16],
     batch: i64,
 }
 
-impl Noted {
+impl LastBatch {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let (Some("store"), Some(identity)) = (words.next(), words.next()) else {
@@ -95,7 +95,6 @@ impl Noted {
     }
 }
 
-/// A lock file is short.
 fn read_text(file: &File) -> String {
     let mut text = String::new();
     let _ = file.take(1024).read_to_string(&mut text);
@@ -104,22 +103,22 @@ fn read_text(file: &File) -> String {
 
 /// True if the lock file at this path says that a store was served here.
 pub(super) fn was_served(store: &Path) -> bool {
-    Noted::read(store).is_some()
+    LastBatch::read(store).is_some()
 }
 
 /// Checks that a database, with its WAL, has every transaction that was committed while it was served.
 pub(super) fn check_complete(connection: &Connection, store: &Path) -> Result<(), OpenError> {
-    // First what is noted: a server may go on.
-    let noted = Noted::read(store);
+    // The lock file first: a server may go on.
+    let last = LastBatch::read(store);
     let state = State::read(connection).map_err(unusable(store))?;
     let Some(state) = state else {
         return Ok(());
     };
     let path = || store.display().to_string();
-    match noted.filter(|noted| noted.identity == state.identity) {
-        Some(noted) => {
-            let last = rows::last_batch(connection).map_err(unusable(store))?;
-            if last < noted.batch {
+    match last.filter(|last| last.identity == state.identity) {
+        Some(last) => {
+            let stored = rows::last_batch(connection).map_err(unusable(store))?;
+            if stored < last.batch {
                 return Err(OpenError::Incomplete(path()));
             }
         }
@@ -158,10 +157,10 @@ impl Lock {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             opened => Some(opened.map_err(failed_to("open", store))?),
         };
-        let begun = Instant::now();
+        let start = Instant::now();
         while !lock_both(&file, database.as_ref()).map_err(failed_to("lock", &path))? {
-            // A command may be checking the WAL after a crash, which does not take long. It does not note its id.
-            if is_held_by_server(&path) || begun.elapsed() >= CHECK_TIMEOUT {
+            // A command may be checking the WAL after a crash, which does not take long. It does not write its id.
+            if is_held_by_server(&path) || start.elapsed() >= CHECK_TIMEOUT {
                 return Err(OpenError::Locked {
                     path: store.display().to_string(),
                     pid: holder(&path),
@@ -169,16 +168,16 @@ impl Lock {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        let noted = read_text(&file).lines().nth(1).and_then(Noted::parse);
+        let last = read_text(&file).lines().nth(1).and_then(LastBatch::parse);
         let lock = Self {
             file,
             _database: database,
         };
-        lock.write(noted);
+        lock.write(last);
         Ok(lock)
     }
 
-    /// Takes the lock if nobody has it, without creating any file.
+    /// Takes the lock if it is free, without creating any file.
     fn take_if_free(store: &Path) -> io::Result<Option<[Option<File>; 2]>> {
         let mut locked = [None, None];
         for (locked, path) in locked
@@ -197,8 +196,7 @@ impl Lock {
         Ok(Some(locked))
     }
 
-    /// Creates the lock file again if somebody has deleted or replaced it, and returns true then: what is noted in it must
-    /// outlive this process.
+    /// Creates the lock file again if it was deleted or replaced, and returns true then: its content must outlive this process.
     fn recreate_file(&mut self, store: &Path) -> bool {
         let path = with_suffix(store, "-lock");
         if is_same_file(self.file.metadata(), fs::symlink_metadata(&path)) {
@@ -216,15 +214,15 @@ impl Lock {
         }
     }
 
-    /// Whatever database is at this path from now on, it is complete.
+    /// Accepts whatever database is at this path from now on as complete.
     pub(super) fn forget_batch(&self) {
         self.write(None);
     }
 
-    /// Not synced: a batch that a power failure takes back is one that is not checked for.
-    fn write(&self, noted: Option<Noted>) {
+    /// Not synced: a batch number that a power failure undoes is not checked for.
+    fn write(&self, last: Option<LastBatch>) {
         let mut text = format!("{:<20}\n", std::process::id());
-        if let Some(Noted { identity, batch }) = noted {
+        if let Some(LastBatch { identity, batch }) = last {
             let identity = u128::from_be_bytes(identity);
             // Of one length, so that one write replaces all of it.
             let _ = writeln!(text, "store {identity:032x} batch {batch:020}");
@@ -237,7 +235,7 @@ impl Lock {
     }
 }
 
-/// Locks the lock file, and the database if it exists. False, and nothing is locked, if somebody else has one of them.
+/// Locks the lock file, and the database if it exists. False, and nothing is locked, if another process has locked one of them.
 fn lock_both(file: &File, database: Option<&File>) -> io::Result<bool> {
     if !try_lock(file)? {
         return Ok(false);
@@ -257,7 +255,7 @@ fn try_lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// True if the process that is noted in the lock file is running.
+/// True if the process whose id is in the lock file is running.
 fn is_held_by_server(path: &Path) -> bool {
     holder(path).is_some_and(|pid| Path::new("/proc").join(pid).exists())
 }
@@ -273,14 +271,14 @@ fn holder(path: &Path) -> Option<String> {
 #[derive(Debug)]
 pub(super) struct Session {
     lock: Lock,
-    noted: Noted,
+    last: LastBatch,
     /// Frames in the WAL after the last batch.
     wal_frames: i32,
 }
 
 impl Session {
-    /// Has the lock file say, also after a power failure, which store is served here. Not the last batch of the database, which
-    /// may not be durable yet, but the last one that was noted.
+    /// Writes to the lock file, and syncs, which store is served here. Its batch number stays: the last batch of the database may not
+    /// be durable yet.
     pub(super) fn new(
         connection: &Connection,
         lock: Lock,
@@ -291,17 +289,17 @@ impl Session {
         let state = state
             .ok_or(Error::QueryReturnedNoRows)
             .map_err(unusable())?;
-        let noted = Noted::read(&real(store)?).filter(|noted| noted.identity == state.identity);
-        let noted = noted.unwrap_or(Noted {
+        let last = LastBatch::read(&real(store)?).filter(|last| last.identity == state.identity);
+        let last = last.unwrap_or(LastBatch {
             identity: state.identity,
             batch: 0,
         });
-        lock.write(Some(noted));
+        lock.write(Some(last));
         let synced = lock.file.sync_all();
         synced.map_err(failed_to("sync", &with_suffix(store, "-lock")))?;
         Ok(Self {
             lock,
-            noted,
+            last,
             wal_frames: i32::MAX,
         })
     }
@@ -319,33 +317,33 @@ impl Session {
         Ok(())
     }
 
-    /// Notes a batch that is durable now.
-    pub(super) fn note(&mut self, batch: i64) {
-        self.noted.batch = batch;
-        // Only the number: at the same place, and of the same length.
+    /// Writes the number of a batch that is durable now to the lock file.
+    pub(super) fn record_batch(&mut self, batch: i64) {
+        self.last.batch = batch;
+        // Only the number, of the same length as before.
         let text = format!("{batch:020}");
         let _ = self.lock.file.write_all_at(text.as_bytes(), BATCH_OFFSET);
     }
 
-    /// Looks after the lock file, which somebody may have deleted.
-    pub(super) fn keep_lock_file(&mut self, store: &Path) {
+    /// Creates the lock file again if it was deleted.
+    pub(super) fn ensure_lock_file(&mut self, store: &Path) {
         if self.lock.recreate_file(store) {
-            self.lock.write(Some(self.noted));
+            self.lock.write(Some(self.last));
         }
     }
 }
 
-/// Where the number of the batch is in the lock file.
+/// The position of the batch number in the lock file.
 const BATCH_OFFSET: u64 = 21 + "store  batch ".len() as u64 + 32;
 
-/// Everything but what may stand in the path of a URI as it is.
+/// Everything that must be encoded in the path of a URI.
 const ENCODED: AsciiSet = NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'.')
     .remove(b'-')
     .remove(b'_');
 
-/// Whether a WAL may be used that can no longer be read to its end.
+/// Whether a damaged WAL may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Damage {
     Accepted,
@@ -360,12 +358,12 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
     if is_empty(&wal) {
         return Ok(());
     }
-    // Without the right to lock, nothing can be written either.
+    // A process that may not lock the files cannot write to them either.
     let Ok(Some([_, database])) = Lock::take_if_free(store) else {
         return Ok(());
     };
     if damage == Damage::Rejected && wal_check::is_damaged(&wal).map_err(failed_to("read", &wal))? {
-        return Err(OpenError::LogDamaged(wal.display().to_string()));
+        return Err(OpenError::WalDamaged(wal.display().to_string()));
     }
     let foreign = || OpenError::ForeignWal {
         database: store.display().to_string(),
@@ -380,7 +378,7 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
     let Some(without_wal) = read_without_wal(store) else {
         return Ok(());
     };
-    if Noted::read(store).is_some_and(|noted| noted.identity != without_wal.identity) {
+    if LastBatch::read(store).is_some_and(|last| last.identity != without_wal.identity) {
         return Err(foreign());
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;

@@ -1,11 +1,12 @@
-//! Damage inside the log. SQLite reads its log up to the first frame that does not add up and
-//! forgets the rest: after a power cut that is right, because what was cut off was never synced.
-//! It is wrong when a commit follows, and then a frame that goes on from it: with
-//! `synchronous=FULL` SQLite goes on only when the commit before is on disk. Then a disk has changed
-//! what it had kept, and to open the store would be to lose, in silence, what was acknowledged.
+//! Checks of the WAL file that SQLite does not make.
+//!
+//! SQLite reads its WAL up to the first frame whose checksum does not match and ignores the rest. After a power failure that is right,
+//! because the rest was never synced. It is wrong if a commit follows, and then a frame whose checksum continues from it: with
+//! `synchronous=FULL` SQLite goes on only when the commit before is on disk. Then the disk has changed what was synced, and opening the
+//! store would silently lose plants that were acknowledged.
 
 use std::collections::HashSet;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 
@@ -14,13 +15,16 @@ const HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
 const PAGE: u32 = 4096;
 
-/// A command may be writing while this reads, so a first impression is looked at again.
-const LOOKS: usize = 3;
+/// The page with this byte is never used: SQLite locks its bytes.
+const LOCK_BYTE: u64 = 0x4000_0000;
 
-/// Whether something that was synced can no longer be read from this log.
-pub(super) fn is_damaged(log: &Path) -> io::Result<bool> {
-    for _ in 0..LOOKS {
-        match look(log) {
+/// A command may be writing while this reads, so damage is reported only if it is found this many times.
+const ATTEMPTS: usize = 3;
+
+/// True if something that was synced can no longer be read from this WAL.
+pub(super) fn is_damaged(wal: &Path) -> io::Result<bool> {
+    for _ in 0..ATTEMPTS {
+        match looks_damaged(wal) {
             Ok(true) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             other => return other,
@@ -29,43 +33,59 @@ pub(super) fn is_damaged(log: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The page that SQLite never uses: the one with the bytes that it locks.
-const LOCK_BYTE: u64 = 0x4000_0000;
+fn looks_damaged(wal: &Path) -> io::Result<bool> {
+    let Some(mut wal) = Wal::open(wal)? else {
+        return Ok(false);
+    };
+    // A header is synced before any frame is written, so an invalid one is damaged.
+    let mut is_readable = wal.is_valid;
+    let salts = wal.is_valid.then(|| wal.salts());
+    if !wal.is_valid {
+        wal.page_size = PAGE;
+        wal.sum = Checksum::new(cfg!(target_endian = "big"));
+    }
+    let mut follows_commit = false;
+    // The rest of a transaction that was rolled back does not continue from the commit that was written over its beginning.
+    while fill(&mut wal.file, &mut wal.frame)? {
+        if salts.is_some_and(|salts| salts != wal.frame[8..16]) {
+            is_readable = false; // left from before the WAL was reset, or damaged
+            wal.file.seek_relative(wal.page_size.into())?;
+        } else {
+            let Some(is_valid) = wal.read_page()? else {
+                break;
+            };
+            if is_valid && follows_commit && !is_readable {
+                return Ok(true);
+            }
+            is_readable &= is_valid;
+        }
+        // The next frame continues from what this one says, damaged or not.
+        wal.sum.sums = [16, 20].map(|at| u32::from_be_bytes(part(&wal.frame[at..at + 4])));
+        follows_commit = wal.frame[4..8] != [0; 4];
+    }
+    Ok(false)
+}
 
 /// True if pages beyond the end of the database file are not in the WAL either. Then the WAL belongs to another, later
 /// state of the database: an older copy was put in its place. (A checkpoint writes pages in order, so that a file that was cut
 /// off in one lacks only pages that are still in the WAL.)
 pub(super) fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
-    let mut wal = BufReader::with_capacity(1 << 16, File::open(wal)?);
-    let mut header = [0; HEADER];
-    if !fills(&mut wal, &mut header)? {
-        return Ok(false);
-    }
-    let magic = u32::from_be_bytes(part(&header[..4]));
-    let mut sum = Checksum::new(magic & 1 == 1);
-    sum.add(&header[..24]);
-    let page_size = u32::from_be_bytes(part(&header[8..12]));
-    if magic & !1 != MAGIC || !sum.is(&header[24..]) || !page_size.is_power_of_two() {
+    let Some(mut wal) = Wal::open(wal)?.filter(|wal| wal.is_valid) else {
         return Ok(false); // SQLite will not apply it
-    }
-    let page_size = u64::from(page_size);
-    let pages_in_file = std::fs::metadata(database)?.len() / page_size;
-
-    let mut frame = [0; FRAME_HEADER];
-    let mut content = vec![0; usize::try_from(page_size).map_err(io::Error::other)?];
+    };
+    let page_size = u64::from(wal.page_size);
+    let pages_in_file = fs::metadata(database)?.len() / page_size;
     let mut pages = 0; // of the database, after the last commit
     let mut beyond_the_file = HashSet::new();
-    while fills(&mut wal, &mut frame)? && fills(&mut wal, &mut content)? {
-        sum.add(&frame[..8]);
-        sum.add(&content);
-        if frame[8..16] != header[16..24] || !sum.is(&frame[16..24]) {
-            break;
-        }
-        let page = u64::from(u32::from_be_bytes(part(&frame[..4])));
+    while fill(&mut wal.file, &mut wal.frame)?
+        && wal.read_page()? == Some(true)
+        && wal.frame[8..16] == wal.salts()
+    {
+        let page = u64::from(u32::from_be_bytes(part(&wal.frame[..4])));
         if page > pages_in_file {
             beyond_the_file.insert(page);
         }
-        let pages_after_commit = u32::from_be_bytes(part(&frame[4..8]));
+        let pages_after_commit = u32::from_be_bytes(part(&wal.frame[4..8]));
         if pages_after_commit != 0 {
             pages = u64::from(pages_after_commit);
         }
@@ -80,57 +100,63 @@ pub(super) fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
     Ok(present + unused < pages.saturating_sub(pages_in_file))
 }
 
-fn look(log: &Path) -> io::Result<bool> {
-    let mut log = BufReader::with_capacity(1 << 16, File::open(log)?);
-    let mut header = [0; HEADER];
-    if !fills(&mut log, &mut header)? {
-        return Ok(false);
-    }
-    // The lowest bit of the magic number says in which order the checksums take their bytes.
-    let magic = u32::from_be_bytes(part(&header[..4]));
-    let mut sum = Checksum::new(magic & 1 == 1);
-    sum.add(&header[..24]);
-    let mut reads = magic & !1 == MAGIC && sum.is(&header[24..]);
-    // A header is synced before any frame is written: one that does not read is damaged.
-    let salts: Option<[u8; 8]> = reads.then(|| part(&header[16..24]));
-    let page = match u32::from_be_bytes(part(&header[8..12])) {
-        page @ 512..=65536 if reads && page.is_power_of_two() => page,
-        _ => PAGE,
-    };
-    if !reads {
-        sum = Checksum::new(cfg!(target_endian = "big"));
+/// A WAL file (file format of SQLite, section 4.1).
+struct Wal {
+    file: BufReader<File>,
+    header: [u8; HEADER],
+    /// SQLite would read it.
+    is_valid: bool,
+    page_size: u32,
+    /// Of what was read so far.
+    sum: Checksum,
+    /// The header of the current frame.
+    frame: [u8; FRAME_HEADER],
+    page: Vec<u8>,
+}
+
+impl Wal {
+    /// None if the file is too short for a header.
+    fn open(path: &Path) -> io::Result<Option<Self>> {
+        let mut file = BufReader::with_capacity(1 << 16, File::open(path)?);
+        let mut header = [0; HEADER];
+        if !fill(&mut file, &mut header)? {
+            return Ok(None);
+        }
+        // The lowest bit of the magic number is the byte order of the checksums.
+        let magic = u32::from_be_bytes(part(&header[..4]));
+        let mut sum = Checksum::new(magic & 1 == 1);
+        sum.add(&header[..24]);
+        let page_size = u32::from_be_bytes(part(&header[8..12]));
+        let is_page_size = (512..=65536).contains(&page_size) && page_size.is_power_of_two();
+        Ok(Some(Self {
+            file,
+            is_valid: magic & !1 == MAGIC && sum.is(&header[24..]) && is_page_size,
+            header,
+            page_size,
+            sum,
+            frame: [0; FRAME_HEADER],
+            page: Vec::new(),
+        }))
     }
 
-    let mut frame = [0; FRAME_HEADER];
-    let mut content = vec![0; page as usize];
-    let mut after_commit = false;
-    // What a transaction that was rolled back has left does not add up with the commit that was
-    // written over its beginning, and so accuses nobody.
-    while fills(&mut log, &mut frame)? {
-        if salts.is_some_and(|salts| salts != frame[8..16]) {
-            reads = false; // what an earlier round of the log has left, or damage
-            log.seek_relative(page.into())?;
-        } else {
-            if !fills(&mut log, &mut content)? {
-                break;
-            }
-            sum.add(&frame[..8]);
-            sum.add(&content);
-            let follows = sum.is(&frame[16..24]);
-            if follows && after_commit && !reads {
-                return Ok(true);
-            }
-            reads &= follows;
-        }
-        // What the frame says of itself, damaged or not, is what the next one was summed up from.
-        sum.sums = [16, 20].map(|at| u32::from_be_bytes(part(&frame[at..at + 4])));
-        after_commit = frame[4..8] != [0; 4];
+    fn salts(&self) -> [u8; 8] {
+        part(&self.header[16..24])
     }
-    Ok(false)
+
+    /// Reads the page of the current frame: whether its checksum matches; none at the end of the file.
+    fn read_page(&mut self) -> io::Result<Option<bool>> {
+        self.page.resize(self.page_size as usize, 0);
+        if !fill(&mut self.file, &mut self.page)? {
+            return Ok(None);
+        }
+        self.sum.add(&self.frame[..8]);
+        self.sum.add(&self.page);
+        Ok(Some(self.sum.is(&self.frame[16..24])))
+    }
 }
 
 /// Reads all of the buffer, unless the file ends before.
-fn fills(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
+fn fill(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match file.read_exact(buffer) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),

@@ -1,5 +1,5 @@
-//! A ceiling for the WAL. A read transaction that stays open keeps SQLite from resetting the WAL, which then grows with every write.
-//! At the ceiling nothing more is written until the WAL could be reset.
+//! The limit of the WAL. A read transaction that stays open keeps SQLite from resetting the WAL, which then grows with every write.
+//! At the limit nothing more is written until the WAL has been reset.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,23 +10,24 @@ use crate::fs::with_suffix;
 use crate::store::error::{StoreError, WalFull};
 use crate::store::sqlite::open;
 
-/// The ceiling of a connection that was given no other.
+/// The limit unless `Store::limit_wal` sets another.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// The sizes of the header of the WAL file and of a frame: a page and its header.
+/// The size of the header of the WAL file, and of a frame: a page and its header.
 const HEADER_BYTES: u64 = 32;
 const FRAME_BYTES: u64 = 24 + 4096;
 
 /// The bytes of the `-shm` file that a reader locks, according to the WAL-index format of SQLite.
 const READ_LOCKS: std::ops::RangeInclusive<u64> = 123..=127;
 
-/// The ceiling, and how much of it was used when that was last logged.
 pub(super) struct WalLimit {
     bytes_max: u64,
     frames_max: u64,
+    /// What was last logged.
     use_logged: Use,
 }
 
+/// How much of the limit is used.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
 enum Use {
     Little,
@@ -49,7 +50,7 @@ impl WalLimit {
         }
     }
 
-    /// True if a WAL of this many frames is to be reset: it has reached the ceiling, or half of it for the first time.
+    /// True if a WAL of this many frames is to be reset: it has reached the limit, or half of it for the first time.
     pub(super) fn is_reached(&self, frames: i32) -> bool {
         let used = self.used(frames);
         used == Use::All || used > self.use_logged
@@ -66,8 +67,8 @@ impl WalLimit {
         }
     }
 
-    /// Has the WAL reset if the limit is reached. `reset` returns false if a reader prevents it. Returns whether the WAL was reset;
-    /// fails if it is as long as it may be.
+    /// Calls `reset` if the limit is reached, which returns false if a reader prevents it. Returns whether the WAL was reset; fails if
+    /// it stays at the limit.
     pub(super) fn enforce(
         &mut self,
         frames: i32,
@@ -102,21 +103,12 @@ impl WalLimit {
     fn log_use(&self, frames: u64, held_by: &str) {
         let wal_bytes = HEADER_BYTES + frames * FRAME_BYTES;
         let wal_bytes_max = self.bytes_max;
-        if self.use_logged == Use::All {
-            tracing::warn!(
-                wal_bytes,
-                wal_bytes_max,
-                held_by,
-                "the WAL has reached its limit because a read transaction keeps it from being reset; adds are rejected until that ends"
-            );
+        let message = if self.use_logged == Use::All {
+            "the WAL has reached its limit because a read transaction keeps it from being reset; adds are rejected until that ends"
         } else {
-            tracing::warn!(
-                wal_bytes,
-                wal_bytes_max,
-                held_by,
-                "the WAL has reached half of its limit because a read transaction keeps it from being reset"
-            );
-        }
+            "the WAL has reached half of its limit because a read transaction keeps it from being reset"
+        };
+        tracing::warn!(wal_bytes, wal_bytes_max, held_by, "{message}");
     }
 
     fn log_reset(&mut self) {

@@ -78,7 +78,7 @@ fn a_table_of_our_schema_that_is_not_ours_is_refused_and_left_as_it_is() {
     let cases = [
         (
             "DROP SCHEMA plantstore CASCADE; CREATE SCHEMA plantstore; CREATE TABLE plantstore.plants (power REAL)",
-            "plantstore.plants is not what this plantstore makes (it has no column id)",
+            "plantstore.plants is not what this plantstore creates (it has no column id)",
         ),
         (
             "DROP SCHEMA plantstore CASCADE; CREATE SCHEMA plantstore; CREATE TABLE plantstore.turbines (power REAL)",
