@@ -1,4 +1,4 @@
-//! Turns the contract, `openapi.yaml`, into what is served beside it: the JSON of `/openapi.json` and the
+//! Turns the contract, `openapi.yaml`, into what is served from it: the JSON of `/openapi.json` and the
 //! page of `/docs`. One source, three spellings. And asks which commit this is.
 
 #[path = "build/contract.rs"]
@@ -15,7 +15,7 @@ use std::{env, error::Error, fs, path::Path};
 const TEMPLATE: &str = "src/http/docs/page.html";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    version::tell();
+    version::set_variables();
     for source in ["openapi.yaml", TEMPLATE, "build.rs", "build"] {
         println!("cargo::rerun-if-changed={source}");
     }

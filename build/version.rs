@@ -1,11 +1,11 @@
-//! Which commit is built, for `--version`. What is said of it is true without building anything twice: this is asked
-//! again when the commit changes, or what goes into the binary, and then it has to be built anyway.
+//! The commit for `--version`. Git is asked again only when the commit or an input of the binary changes, so that it causes no
+//! additional build.
 
 use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-/// What goes into the binary. If none of it differs from the commit, the commit says all.
+/// The inputs of the binary; if one differs from the commit, the version is marked as dirty.
 const INPUTS: [&str; 8] = [
     ".cargo",
     "Cargo.lock",
@@ -17,14 +17,16 @@ const INPUTS: [&str; 8] = [
     "src",
 ];
 
-/// Sets `BUILT_VERSION`, `BUILT_COMMIT` and `BUILT_COMMIT_DATE` for `env!`. Whoever builds without the repository can say
-/// what the commit is, in the variable `PLANTSTORE_COMMIT`; otherwise nothing is said of it. (That is another name:
-/// cargo hands what is set here on to tests, and a build within one would find its commit changed.)
-pub fn tell() {
+/// Sets `BUILT_VERSION`, `BUILT_COMMIT` and `BUILT_COMMIT_DATE` for `env!`. A build without the repository can set the commit
+/// with the variable `PLANTSTORE_COMMIT`. (The names differ because cargo passes the variables that are set here to tests, and
+/// a build within a test would find its commit changed.)
+pub fn set_variables() {
     println!("cargo::rerun-if-env-changed=PLANTSTORE_COMMIT");
-    let told = env::var("PLANTSTORE_COMMIT").unwrap_or_default();
-    let told = told.lines().next().unwrap_or_default().trim().to_owned();
-    let commit = Some(told).filter(|told| !told.is_empty()).or_else(commit);
+    let given = env::var("PLANTSTORE_COMMIT").unwrap_or_default();
+    let given = given.lines().next().unwrap_or_default().trim().to_owned();
+    let commit = Some(given)
+        .filter(|given| !given.is_empty())
+        .or_else(commit);
     let number = env::var("CARGO_PKG_VERSION").expect("cargo sets it");
     let version = match &commit {
         Some(commit) => format!("{number} ({commit})"),
@@ -37,15 +39,15 @@ pub fn tell() {
     println!("cargo::rustc-env=BUILT_COMMIT_DATE={date}");
 }
 
-/// `abcdef123456 2026-11-15`, with `-dirty` after the first word if something was changed since. Nothing where this is
-/// no repository of ours, such as one that only holds the directory of an unpacked archive.
+/// `abcdef123456 2026-11-15`, with `-dirty` after the hash if an input was changed. None if the repository is another one, such
+/// as one in which an archive of the source was unpacked.
 fn commit() -> Option<String> {
     let root = fs::canonicalize(env::var_os("CARGO_MANIFEST_DIR")?).ok()?;
     let repository = git(&["rev-parse", "--show-toplevel"])?;
     if fs::canonicalize(repository).ok()? != root {
         return None;
     }
-    // A path that is not there would be asked for again every time.
+    // A path that does not exist would rerun the build script every time.
     let paths = ["HEAD", "logs/HEAD"].map(str::to_owned);
     let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"]);
     let paths = paths.into_iter().chain(branch);
@@ -61,7 +63,7 @@ fn commit() -> Option<String> {
     Some(format!("{hash}{dirty} {date}"))
 }
 
-/// What git says, if there is a git and it goes well. Nobody else's work is held up for it.
+/// The output of git, if it succeeds. It takes no locks that other git commands would wait for.
 fn git(arguments: &[&str]) -> Option<String> {
     let mut git = Command::new("git");
     let output = git

@@ -1,4 +1,4 @@
-//! What is written is read back exactly; what others write is read as they meant it, or told with its line.
+//! What is written is read back exactly; files of other programs are read as they mean it, or rejected with line numbers.
 
 use proptest::prelude::*;
 
@@ -29,7 +29,7 @@ fn plant(id: i64, name: &str, tag: Option<&str>) -> NewPlant {
     NewPlant { id, plant }
 }
 
-/// What is wrong, and where.
+/// The problems with their line numbers.
 fn problems(entries: Vec<Entry>) -> Vec<(u64, String)> {
     let problem = |entry: Entry| Some((entry.lines.first, entry.plant.err()?.problem));
     entries.into_iter().filter_map(problem).collect()
@@ -45,7 +45,7 @@ fn plants(entries: Vec<Entry>) -> Vec<NewPlant> {
 }
 
 #[test]
-fn a_name_says_the_format() {
+fn the_name_of_a_file_implies_the_format() {
     for (name, format) in [
         ("a.csv", Format::Csv),
         ("a.b.CSV", Format::Csv),
@@ -117,7 +117,7 @@ proptest! {
 }
 
 #[test]
-fn what_spreadsheets_do_to_a_table_is_understood() {
+fn files_of_spreadsheets_are_read() {
     let expected = [plant(1000, "Rose", Some("a\r\nb")), plant(2, "x", None)];
     for text in [
         "id,name,tag\n1000,Rose,\"a\r\nb\"\n2,x,\n",
@@ -140,7 +140,7 @@ fn an_empty_cell_is_none_and_a_quoted_one_is_the_empty_string() {
 }
 
 #[test]
-fn a_row_that_is_no_plant_is_told_with_its_line_and_the_rest_goes_on() {
+fn an_invalid_row_is_reported_with_its_line_and_the_rest_is_read() {
     let long = "x".repeat(2000);
     let text = [
         "id,name,tag\n",
@@ -196,7 +196,7 @@ fn a_row_that_is_no_plant_is_told_with_its_line_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_line_that_is_no_plant_is_told_with_its_number_and_the_rest_goes_on() {
+fn an_invalid_line_is_reported_with_its_number_and_the_rest_is_read() {
     let line = r#"{"id":1e3,"name":"Rose"}"#;
     let long = format!(r#"{{"id":1,"name":"{}"}}"#, "x".repeat(2000));
     let text = format!("\u{feff}{line}\r\n\n  \n{{}}\n[]\n{long}\n{{\"id\":1,\n{line}");
@@ -226,7 +226,7 @@ fn a_line_that_is_no_plant_is_told_with_its_number_and_the_rest_goes_on() {
 }
 
 #[test]
-fn what_is_no_text_or_has_no_header_is_told_at_once() {
+fn input_that_is_not_text_or_has_no_header_is_rejected_as_a_whole() {
     let rejection = |text: &[u8]| {
         let mut reader = Reader::new(text, Format::Csv, 1000, false);
         reader.next_entry().expect_err("rejected").to_string()
@@ -276,18 +276,18 @@ fn a_row_with_more_or_fewer_cells_than_the_header_is_rejected() {
 }
 
 #[test]
-fn a_stray_quote_is_told_with_all_the_lines_that_it_takes_in() {
+fn a_stray_quote_is_reported_with_the_lines_that_it_swallows() {
     let rejected = |text: &str| {
         let mut all = csv(format!("id,name,tag\n1,a,\n{text}")).into_iter();
         assert!(all.next().expect("a plant").plant.is_ok());
-        let told = |entry: Entry| {
+        let reported = |entry: Entry| {
             let rejection = entry.plant.err()?;
             Some(format!(
                 "{}: {} ({})",
                 entry.lines, rejection.problem, rejection.lines
             ))
         };
-        all.filter_map(told).collect::<Vec<_>>()
+        all.filter_map(reported).collect::<Vec<_>>()
     };
     let goes_on = "a cell continues after its closing quote; write a quote within a cell twice";
     assert_eq!(
@@ -354,7 +354,7 @@ fn the_text_of_an_entry_is_kept_to_the_byte() {
 }
 
 #[test]
-fn comments_on_rejected_rows_are_passed_over() {
+fn comments_on_rejected_rows_are_skipped() {
     let comment = format!("{COMMENT}line 5: {}", "x".repeat(3000));
     let text = format!("{comment}\nid,name\n{comment}\n1,a\n\"{comment}\",\n2,b\n{comment}");
     assert_eq!(

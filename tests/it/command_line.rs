@@ -1,5 +1,4 @@
-//! Settings and exit codes: flag beats environment beats file, and what is wrong is told in a
-//! sentence.
+//! Settings, exit codes and error messages of the command line.
 
 use std::fs;
 use std::net::TcpListener;
@@ -13,8 +12,8 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_flag_beats_the_environment_which_beats_the_file() {
-    // The store is the setting whose value shows: each way has one of its own.
+fn a_flag_overrides_the_environment_which_overrides_the_file() {
+    // Each source of settings names another store.
     let directory = directory();
     for (name, store) in [
         ("flag", "flag.db"),
@@ -77,7 +76,7 @@ fn serve_takes_its_settings_from_a_file() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_wrong_usage_and_names_the_file() {
+fn an_invalid_config_file_is_a_usage_error_that_names_the_file() {
     let directory = directory();
     for (content, expected) in [
         (
@@ -113,7 +112,7 @@ fn what_is_wrong_with_a_file_is_wrong_usage_and_names_the_file() {
 }
 
 #[test]
-fn wrong_usage_ends_with_2_and_help_with_0() {
+fn a_usage_error_exits_with_2_and_help_with_0() {
     let directory = directory();
     for arguments in [
         &[][..],
@@ -150,7 +149,7 @@ fn wrong_usage_ends_with_2_and_help_with_0() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_told_in_a_sentence_and_nothing_is_made() {
+fn a_port_in_use_is_an_error_and_creates_nothing() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
     let directory = directory();
@@ -235,7 +234,7 @@ fn listeners_accept_localhost_and_addresses_without_a_host() {
 }
 
 #[test]
-fn the_help_does_not_show_what_is_in_a_variable() {
+fn the_help_does_not_show_values_of_variables() {
     let directory = directory();
     let mut command = plantstore(directory.path());
     command.env("PLANTSTORE_STORE", "postgres://u:secret@h/d");
@@ -245,7 +244,7 @@ fn the_help_does_not_show_what_is_in_a_variable() {
     assert!(!help.contains("secret"), "{help}");
 }
 
-/// Runs a command that must fail without a word of the secret.
+/// Runs a command that must fail without printing the secret.
 fn keeps_secret(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = plantstore(directory);
     command.args(arguments).envs(variables.iter().copied());
@@ -348,7 +347,7 @@ fn no_error_repeats_a_password() {
 }
 
 #[test]
-fn what_is_not_secret_is_told_in_an_error() {
+fn an_error_repeats_values_that_are_not_secret() {
     let directory = directory();
     run_ok(directory.path(), &["token", "create", "ci"]);
     let url = "postgres://u:secret@127.0.0.1:1/d";

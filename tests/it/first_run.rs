@@ -1,4 +1,4 @@
-//! The first run: a token in a file, and a command that works when pasted.
+//! The first start: a token file, and a curl command that works when pasted.
 
 use std::fs;
 use std::process::Command;
@@ -33,7 +33,7 @@ fn the_curl_line_works_when_pasted_from_any_directory_and_the_token_is_in_no_log
 }
 
 #[test]
-fn a_directory_with_spaces_and_quotes_is_no_hindrance() {
+fn the_curl_line_works_in_a_directory_with_spaces_and_quotes() {
     let directory = directory();
     let odd = directory.path().join("it's a \"garden\" $HOME");
     fs::create_dir(&odd).expect("a directory");
@@ -57,7 +57,7 @@ fn there_is_one_first_token_and_one_greeting() {
 }
 
 #[test]
-fn a_token_file_that_is_there_already_is_used_and_never_overwritten() {
+fn an_existing_token_file_is_used_and_never_overwritten() {
     let directory = directory();
     Server::start_in(directory.path(), &[]).kill();
     let path = directory.path().join("plantstore.token");

@@ -1,4 +1,4 @@
-//! Plants in and out as text: exact, safe to run again, within a bounded memory, beside a running server or without one.
+//! `plantstore import` and `export`: exact, repeatable, in bounded memory, with and without a running server.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -44,7 +44,7 @@ fn many(ids: std::ops::Range<i64>) -> String {
     lines
 }
 
-/// A command whose pipes are in our hands.
+/// A command with pipes for all its streams.
 fn piped(directory: &Path, arguments: &[&str]) -> Child {
     let mut command = plantstore(directory);
     let pipes = command.args(arguments).stdin(Stdio::piped());
@@ -61,7 +61,7 @@ fn peak_kib(child: &Child) -> u64 {
 }
 
 #[test]
-fn what_is_exported_and_imported_elsewhere_is_the_same_to_the_byte() {
+fn an_export_imported_elsewhere_is_the_same_to_the_byte() {
     let here = directory();
     assert_eq!(
         import_ok(here.path(), "odd.ndjson", ODD),
@@ -82,7 +82,7 @@ fn what_is_exported_and_imported_elsewhere_is_the_same_to_the_byte() {
 }
 
 #[test]
-fn a_second_import_adds_nothing_and_says_so() {
+fn a_second_import_reports_replays() {
     let directory = directory();
     for expected in [
         "added 10000, replayed 0, conflict 0, invalid 0\n",
@@ -107,7 +107,7 @@ x,,
 ";
 
 #[test]
-fn problems_are_told_by_line_and_the_rest_is_stored() {
+fn problems_are_reported_by_line_and_the_rest_is_stored() {
     let directory = directory();
     let output = import(directory.path(), "a.csv", FAULTY, &[]);
     assert_eq!(output.status.code(), Some(1));
@@ -164,7 +164,7 @@ const STRAY_QUOTE: &str = "id,name,tag
 ";
 
 #[test]
-fn a_stray_quote_is_told_with_the_lines_that_it_takes_in() {
+fn a_stray_quote_is_reported_with_the_lines_that_it_swallows() {
     let directory = directory();
     let output = import(directory.path(), "a.csv", STRAY_QUOTE, &[]);
     assert_eq!(output.status.code(), Some(1));
@@ -231,11 +231,11 @@ fn rejected_rows_can_be_corrected_and_imported() {
             0o600
         );
         let mut rejected = fs::read_to_string(&path).expect("a file");
-        let told = said.lines().filter(|line| line.starts_with("line")).count();
+        let reported = said.lines().filter(|line| line.starts_with("line")).count();
         let reasons = rejected
             .lines()
             .filter(|line| line.starts_with("#plantstore: line"));
-        assert_eq!(reasons.count(), told, "{rejected}");
+        assert_eq!(reasons.count(), reported, "{rejected}");
 
         // As they are, the same rows are rejected for the same reasons.
         let stored = plants(place);
@@ -301,7 +301,7 @@ fn rejected_rows_are_complete_however_long_they_are() {
 }
 
 #[test]
-fn a_file_for_rejected_rows_is_new_or_not_there() {
+fn a_file_for_rejected_rows_must_be_new() {
     let directory = directory();
     let place = directory.path();
     fs::write(place.join("there.csv"), "as it was").expect("a file");
@@ -352,7 +352,7 @@ fn a_file_for_rejected_rows_is_new_or_not_there() {
             .success()
     );
     assert!(!place.join("r.csv").exists());
-    // A dry run tells what would be rejected.
+    // A dry run writes the rows that would be rejected.
     let output = import(place, "a.csv", FAULTY, &["--rejects", "r.csv", "--dry-run"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(place.join("r.csv").exists());
@@ -377,7 +377,7 @@ fn an_export_for_spreadsheets_has_no_formulas() {
 }
 
 #[test]
-fn a_strict_import_stores_what_stands_before_the_first_problem() {
+fn a_strict_import_stores_the_plants_before_the_first_problem() {
     for (file, stored, problem) in [
         (FAULTY.to_owned(), 1, "line 3: id: missing"),
         (
@@ -398,7 +398,7 @@ fn a_strict_import_stores_what_stands_before_the_first_problem() {
     let directory = directory();
     let output = import(directory.path(), "a.ndjson", many(0..9000), &["--strict"]);
     assert!(output.status.success(), "{output:?}");
-    // One that is told to stop does not wait for more to read.
+    // After the first problem it does not wait for more input.
     let mut child = piped(directory.path(), &["import", "--strict", "-"]);
     let mut input = child.stdin.take().expect("a pipe");
     input.write_all(b"{}\n").expect("it reads");
@@ -410,22 +410,22 @@ fn after_a_hundred_problems_the_rest_is_counted() {
     let directory = directory();
     let output = import(directory.path(), "a.ndjson", "{}\n".repeat(9000), &[]);
     assert_eq!(output.status.code(), Some(1));
-    let told = text(&output.stderr);
-    let told: Vec<_> = told.lines().collect();
-    assert_eq!(told.len(), 102);
-    assert_eq!(told[99], "line 100: id: missing; name: missing");
-    assert_eq!(told[100], "and 8900 more problems");
-    assert!(told[101].contains("9000 plants rejected"), "{}", told[101]);
+    let reported = text(&output.stderr);
+    let reported: Vec<_> = reported.lines().collect();
+    assert_eq!(reported.len(), 102);
+    assert_eq!(reported[99], "line 100: id: missing; name: missing");
+    assert_eq!(reported[100], "and 8900 more problems");
+    assert!(reported[101].contains("9000 plants rejected"), "{}", reported[101]);
 }
 
 #[test]
-fn a_dry_run_says_the_same_and_stores_nothing() {
+fn a_dry_run_reports_the_same_and_stores_nothing() {
     let directory = directory();
     let dry = import(directory.path(), "a.csv", FAULTY, &["--dry-run"]);
     let files = fs::read_dir(directory.path()).expect("a directory").count();
     assert_eq!(files, 1, "a store was made");
     import_ok(directory.path(), "b.csv", "id,name\n3,Iris\n4,Aster\n");
-    let dry_beside = import(directory.path(), "a.csv", FAULTY, &["--dry-run"]);
+    let dry_online = import(directory.path(), "a.csv", FAULTY, &["--dry-run"]);
     assert_eq!(plants(directory.path()).len(), 2);
     let real = import(directory.path(), "a.csv", FAULTY, &[]);
     for (output, summary) in [
@@ -434,7 +434,7 @@ fn a_dry_run_says_the_same_and_stores_nothing() {
             "dry run: added 3, replayed 1, conflict 1, invalid 2\n",
         ),
         (
-            &dry_beside,
+            &dry_online,
             "dry run: added 2, replayed 2, conflict 1, invalid 2\n",
         ),
         (&real, "added 2, replayed 2, conflict 1, invalid 2\n"),
@@ -442,13 +442,13 @@ fn a_dry_run_says_the_same_and_stores_nothing() {
         assert_eq!(text(&output.stdout), summary);
         assert_eq!(output.status.code(), Some(1));
     }
-    let told = text(&real.stderr).replace("plants rejected", "plants would be rejected");
-    assert_eq!(text(&dry.stderr), told);
-    assert_eq!(text(&dry_beside.stderr), told);
+    let reported = text(&real.stderr).replace("plants rejected", "plants would be rejected");
+    assert_eq!(text(&dry.stderr), reported);
+    assert_eq!(text(&dry_online.stderr), reported);
 }
 
 #[test]
-fn imported_plants_know_a_token_that_opens_nothing() {
+fn imported_plants_belong_to_a_token_without_access() {
     let server = Server::start();
     let here = server.directory();
     server.add_ok(r#"{"id":1,"name":"x"}"#);
@@ -477,7 +477,7 @@ fn imported_plants_know_a_token_that_opens_nothing() {
 }
 
 #[test]
-fn the_token_of_an_import_is_revoked_at_every_moment() {
+fn the_token_of_an_import_is_revoked_from_the_start() {
     let mut killed_with_token = 0;
     for moment in 1.. {
         let directory = directory();
@@ -498,7 +498,7 @@ fn the_token_of_an_import_is_revoked_at_every_moment() {
 }
 
 #[test]
-fn killed_half_way_and_run_again_it_ends_with_every_plant_once() {
+fn an_import_that_was_killed_can_be_run_again() {
     let directory = directory();
     let all = many(0..40_000);
     fs::write(directory.path().join("all.ndjson"), &all).expect("a file");
@@ -525,7 +525,7 @@ fn killed_half_way_and_run_again_it_ends_with_every_plant_once() {
 }
 
 #[test]
-fn neither_way_takes_more_memory_for_more_plants() {
+fn memory_does_not_grow_with_the_number_of_plants() {
     // Two thirds of what the plants take: what a batch takes on its way differs by store and by the moment.
     const PEAK_KIB_MAX: u64 = 96 << 10;
     const PLANTS: usize = 1500;
@@ -553,14 +553,16 @@ fn neither_way_takes_more_memory_for_more_plants() {
 }
 
 #[test]
-fn an_export_is_of_one_moment_and_holds_up_nobody() {
+fn an_export_is_a_snapshot_and_does_not_block_adds() {
     let server = Server::start();
     let here = server.directory();
     import_ok(here, "a.ndjson", many(0..20_000));
     let mut child = piped(here, &["export"]);
     let mut output = child.stdout.take().expect("a pipe");
     let mut exported = vec![0];
-    output.read_exact(&mut exported).expect("it has begun");
+    output
+        .read_exact(&mut exported)
+        .expect("the export has started");
     // With more than a pipe holds still to come, at either end of what is there.
     let name = "x".repeat(100_000);
     let token = server.token();
@@ -580,7 +582,7 @@ fn an_export_is_of_one_moment_and_holds_up_nobody() {
 }
 
 #[test]
-fn an_import_beside_a_server_leaves_it_room() {
+fn an_import_leaves_a_running_server_its_share() {
     let server = Server::start();
     let here = server.directory();
     server.add_ok(r#"{"id":7,"name":"first come"}"#);
@@ -609,7 +611,7 @@ fn an_import_beside_a_server_leaves_it_room() {
 }
 
 #[test]
-fn a_file_that_is_there_is_whole() {
+fn an_exported_file_is_complete_or_absent() {
     let directory = directory();
     import_ok(directory.path(), "a.ndjson", many(0..20_000));
     let place = directory.path().join("out.ndjson");
@@ -656,7 +658,7 @@ fn a_file_that_is_there_is_whole() {
 }
 
 #[test]
-fn whoever_has_read_enough_may_go() {
+fn an_export_to_a_closed_pipe_is_not_an_error() {
     let directory = directory();
     import_ok(directory.path(), "a.ndjson", many(0..20_000));
     let mut child = piped(directory.path(), &["export"]);
@@ -669,7 +671,7 @@ fn whoever_has_read_enough_may_go() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_in_a_sentence() {
+fn unreadable_input_is_an_error_with_a_reason() {
     let directory = directory();
     run_ok(directory.path(), &["migrate"]);
     for (arguments, code, expected) in [
@@ -711,7 +713,7 @@ fn what_cannot_be_read_is_told_in_a_sentence() {
     assert!(text(&missing.stderr).contains("there is no store"));
 }
 
-/// An import under `strace`, which does to its system calls what it is told to.
+/// An import under `strace`, which can make its system calls fail.
 fn import_under_strace(directory: &Path, strace: &[&str]) -> Output {
     let mut command = Command::new("strace");
     command
@@ -726,7 +728,7 @@ fn import_under_strace(directory: &Path, strace: &[&str]) -> Output {
 }
 
 #[test]
-fn after_a_failed_fsync_an_import_claims_nothing() {
+fn an_import_reports_nothing_after_a_failed_fsync() {
     let directory = directory();
     fs::write(directory.path().join("a.ndjson"), many(0..100)).expect("a file");
     let store = ["--store", "sqlite:plantstore.db"];
@@ -747,7 +749,7 @@ fn after_a_failed_fsync_an_import_claims_nothing() {
 }
 
 #[test]
-fn what_is_there_already_is_synced_before_it_is_called_so() {
+fn a_replay_is_synced_before_it_is_reported() {
     let directory = directory();
     fs::write(directory.path().join("a.ndjson"), many(0..100)).expect("a file");
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Looking at what is stored beside a running server: `list`, `get` and `stats`.
+//! `plantstore list`, `get` and `stats` while the server runs.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -33,7 +33,7 @@ fn failure(directory: &Path, arguments: &[&str]) -> String {
     said
 }
 
-/// Adds ferns 1 to `len` by hand, all of them in one moment that is still to come and in one batch, by the first token.
+/// Inserts ferns 1 to `len` into the database, all with the same time, a minute from now, and in one batch, by the first token.
 fn grow(directory: &Path, len: i64) {
     if let Some(store) = postgres::store(directory) {
         let sql =
@@ -60,7 +60,7 @@ fn grow(directory: &Path, len: i64) {
 }
 
 #[test]
-fn a_list_shows_the_newest_first_and_who_added_them() {
+fn a_list_shows_the_newest_first_with_their_tokens() {
     let server = Server::start();
     server.add_ok(r#"{"id":7,"name":"Monstera","tag":"indoor"}"#);
     let ci = run_ok(server.directory(), &["token", "create", "ci"]);
@@ -132,7 +132,7 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
 }
 
 #[test]
-fn a_list_is_of_what_was_asked_for() {
+fn a_list_has_the_plants_that_match_its_filters() {
     let server = Server::start();
     server.add_ok(r#"{"id":1,"name":"Monstera deliciosa","tag":"indoor"}"#);
     server.add_ok(r#"{"id":2,"name":"monstera","tag":"Indoor"}"#);
@@ -205,7 +205,7 @@ fn an_empty_list_says_so_on_standard_error() {
 }
 
 #[test]
-fn a_rare_kind_is_found_behind_many_others() {
+fn rare_plants_are_found_among_many_others() {
     let server = Server::start();
     server.token();
     for id in [-1, -2, -3] {
@@ -234,7 +234,7 @@ fn a_rare_kind_is_found_behind_many_others() {
         .filter(|id: &i64| id.to_string().contains("77"))
         .collect();
     assert_eq!(few, expected);
-    // All of them in one moment: pages end within it.
+    // All have the same time: pages end within it.
     let mut seen = HashSet::new();
     let mut before = "9999-01-01T00:00:00Z/0/9223372036854775807".to_owned();
     for _ in 0..5 {
@@ -254,7 +254,7 @@ fn a_rare_kind_is_found_behind_many_others() {
 }
 
 #[test]
-fn no_name_breaks_the_table_or_the_terminal() {
+fn control_characters_are_escaped_in_tables() {
     let server = Server::start();
     let bodies = [
         r#"{"id":1,"name":"two\nlines\r\n","tag":"\t"}"#,
@@ -295,7 +295,7 @@ fn no_name_breaks_the_table_or_the_terminal() {
 }
 
 #[test]
-fn on_a_terminal_rows_are_cut_to_its_width_and_elsewhere_they_are_whole() {
+fn rows_are_cut_to_the_width_of_a_terminal_only() {
     let server = Server::start();
     let (long, wide) = ("x".repeat(300), "森".repeat(300));
     server.add_ok(format!(r#"{{"id":1,"name":"{long}"}}"#));
@@ -340,7 +340,7 @@ fn on_a_terminal_rows_are_cut_to_its_width_and_elsewhere_they_are_whole() {
 }
 
 #[test]
-fn one_plant_is_shown_with_who_added_it_and_when() {
+fn get_shows_a_plant_with_its_token_and_time() {
     let server = Server::start();
     server.add_ok(r#"{"id":-9223372036854775808,"name":"Monstera","tag":"indoor"}"#);
     server.add_ok(r#"{"id":5,"name":"Fern"}"#);
@@ -440,7 +440,7 @@ fn statistics_count_plants_by_tag_and_by_day() {
 }
 
 #[test]
-fn a_damaged_plant_is_told_and_not_shown() {
+fn a_damaged_plant_is_reported_and_not_shown() {
     if postgres::is_under_test() {
         return; // which has checksums of its own
     }
@@ -496,7 +496,7 @@ fn a_damaged_plant_is_told_and_not_shown() {
 }
 
 #[test]
-fn a_reader_who_has_had_enough_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let server = Server::start();
     server.token();
     grow(server.directory(), 10_000);
@@ -522,7 +522,7 @@ fn a_reader_who_has_had_enough_is_no_error() {
 }
 
 #[test]
-fn what_makes_no_sense_is_wrong_usage_and_makes_no_store() {
+fn invalid_arguments_are_usage_errors_and_create_no_store() {
     let directory = directory();
     for arguments in [
         &["list", "--limit", "0"][..],

@@ -1,5 +1,4 @@
-//! What is shipped beside the service: the version, completions, the manual, the unit and its settings, and what systemd
-//! is told.
+//! Version, completions, manual pages, systemd units and the packaged config file.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -44,7 +43,8 @@ impl Asking {
     fn new() -> Self {
         let directory = directory();
         let ours = concat!(env!("CARGO_MANIFEST_DIR"), "/build");
-        let script = "#[path = \"build/version.rs\"] mod version; fn main() { version::tell() }";
+        let script =
+            "#[path = \"build/version.rs\"] mod version; fn main() { version::set_variables() }";
         let main =
             "fn main() { println!(\"{}|{}\", env!(\"BUILT_VERSION\"), env!(\"BUILT_COMMIT\")) }";
         let manifest =
@@ -78,7 +78,7 @@ impl Asking {
 }
 
 #[test]
-fn the_commit_is_known_where_it_can_be_and_nothing_is_built_twice_for_it() {
+fn the_commit_is_part_of_the_version_and_causes_no_second_build() {
     let asking = Asking::new();
     let version = |before| asking.ask(before).0;
     assert_eq!(version(""), "1.2.3|");
@@ -120,7 +120,7 @@ fn the_commit_is_known_where_it_can_be_and_nothing_is_built_twice_for_it() {
 }
 
 #[test]
-fn the_version_is_that_of_the_package_and_tells_its_commit() {
+fn the_version_is_that_of_the_package_with_its_commit() {
     let directory = directory();
     let version = run_ok(directory.path(), &["--version"]);
     let expected = concat!("plantstore ", env!("CARGO_PKG_VERSION"));
@@ -383,7 +383,7 @@ fn systemd_is_notified_once_connections_are_accepted_and_when_the_drain_begins()
     ]);
     command.env("NOTIFY_SOCKET", directory.path().join("notify"));
 
-    // A store that is held by somebody keeps the service from listening, for a while.
+    // While another connection holds a write lock, the server does not listen.
     let holder = (!postgres::is_under_test()).then(|| open(directory.path()));
     if let Some(holder) = &holder {
         holder.execute_batch("BEGIN IMMEDIATE").expect("a lock");
@@ -421,7 +421,7 @@ fn systemd_is_notified_once_connections_are_accepted_and_when_the_drain_begins()
 }
 
 #[test]
-fn an_abstract_socket_is_told_too_and_one_that_is_dead_harms_nobody() {
+fn an_abstract_socket_is_notified_and_a_missing_one_is_ignored() {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::SocketAddr;
 
