@@ -1,5 +1,5 @@
-//! Turns the contract, `openapi.yaml`, into what is served from it: the JSON of `/openapi.json` and the
-//! page of `/docs`. One source, three spellings. And asks which commit this is.
+//! Generates the JSON of `/openapi.json` and the page of `/docs` from the contract, `openapi.yaml`, and gets the commit of the
+//! build from git.
 
 #[path = "build/contract.rs"]
 mod contract;

@@ -415,7 +415,11 @@ fn after_a_hundred_problems_the_rest_is_counted() {
     assert_eq!(reported.len(), 102);
     assert_eq!(reported[99], "line 100: id: missing; name: missing");
     assert_eq!(reported[100], "and 8900 more problems");
-    assert!(reported[101].contains("9000 plants rejected"), "{}", reported[101]);
+    assert!(
+        reported[101].contains("9000 plants rejected"),
+        "{}",
+        reported[101]
+    );
 }
 
 #[test]
