@@ -1,4 +1,4 @@
-//! The drill: a backup under load, restored elsewhere, compared plant by plant, and served. On both stores.
+//! Backup and restore on both stores: under load, while a server or a backup is killed, and into a store that exists.
 
 use std::fs;
 use std::ops::Range;
@@ -12,15 +12,14 @@ use crate::harness::{
     Client, Server, directory, plants, plantstore, run, run_ok, wait_for_exit, wait_until,
 };
 
-/// The body of a plant; what it is depends on its id alone.
+/// The body of a plant, derived from its id.
 fn body(id: i64) -> String {
     let tag = if id % 2 == 0 { r#","tag":"even""# } else { "" };
     let name = format!("{id} ").repeat(200);
     format!(r#"{{"id":{id},"name":"{name}"{tag}}}"#)
 }
 
-/// Adds plants over several connections until it is told to stop, while something else is done. Keeps the ids
-/// of those that were acknowledged.
+/// Adds plants over several connections while `work` runs. Records the ids of the acknowledged ones.
 fn under_load<T>(server: &Server, acknowledged: &Mutex<Vec<i64>>, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     let (address, token) = (server.address(), &server.token());
@@ -44,7 +43,7 @@ fn under_load<T>(server: &Server, acknowledged: &Mutex<Vec<i64>>, work: impl FnO
     })
 }
 
-/// Adds some plants that take long to copy.
+/// Adds large plants, which take long to copy.
 pub fn add_large(server: &Server, ids: Range<i64>) {
     let token = server.token();
     let mut client = server.connect();
@@ -55,8 +54,8 @@ pub fn add_large(server: &Server, ids: Range<i64>) {
     }
 }
 
-/// A backup that has begun to copy.
-fn begin_backup(directory: &Path, file: &str) -> Child {
+/// A backup that is copying.
+fn start_backup(directory: &Path, file: &str) -> Child {
     let mut command = plantstore(directory);
     command.args(["backup", file]).stderr(Stdio::piped());
     let backup = command.spawn().expect("it starts");
@@ -75,9 +74,9 @@ pub fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_backup_under_load_has_all_that_was_acknowledged_before_and_becomes_a_store_that_serves() {
+fn a_backup_under_load_has_every_plant_acknowledged_before_it_and_can_be_restored_and_served() {
     let server = Server::start();
-    // So many pages that plants are added between any two steps of the copy.
+    // Enough pages that plants are added between two steps of the copy.
     add_large(&server, -300..0);
     let acknowledged: Mutex<Vec<i64>> = Mutex::new((-300..0).collect());
     let count = || acknowledged.lock().expect("no panic").len();
@@ -120,10 +119,10 @@ fn a_backup_under_load_has_all_that_was_acknowledged_before_and_becomes_a_store_
 }
 
 #[test]
-fn a_server_that_is_killed_during_a_backup_does_not_harm_it() {
+fn killing_the_server_during_a_backup_does_not_harm_the_backup() {
     let mut server = Server::start();
     add_large(&server, 1000..1300);
-    let mut backup = begin_backup(server.directory(), "plants.backup");
+    let mut backup = start_backup(server.directory(), "plants.backup");
     server.kill();
     assert!(wait_for_exit(&mut backup).success());
     let said = run_ok(server.directory(), &["check", "plants.backup"]);
@@ -133,10 +132,10 @@ fn a_server_that_is_killed_during_a_backup_does_not_harm_it() {
 }
 
 #[test]
-fn a_backup_that_is_killed_leaves_no_backup_and_the_next_one_is_whole() {
+fn a_killed_backup_leaves_no_file_and_the_next_one_is_complete() {
     let server = Server::start();
     add_large(&server, 1000..1300);
-    let mut backup = begin_backup(server.directory(), "plants.backup");
+    let mut backup = start_backup(server.directory(), "plants.backup");
     backup.kill().expect("it was running");
     assert!(!wait_for_exit(&mut backup).success(), "it was too fast");
     assert!(!server.directory().join("plants.backup").exists());
@@ -153,10 +152,10 @@ fn a_backup_that_is_killed_leaves_no_backup_and_the_next_one_is_whole() {
 }
 
 #[test]
-fn two_backups_to_one_file_are_not_mixed_up() {
+fn two_concurrent_backups_to_one_file_are_not_mixed() {
     let server = Server::start();
     add_large(&server, 1000..1300);
-    let mut first = begin_backup(server.directory(), "plants.backup");
+    let mut first = start_backup(server.directory(), "plants.backup");
     let second = run(server.directory(), &["backup", "plants.backup"]);
     assert_eq!(second.status.code(), Some(1));
     let said = String::from_utf8(second.stderr).expect("UTF-8");
@@ -169,7 +168,7 @@ fn two_backups_to_one_file_are_not_mixed_up() {
 }
 
 #[test]
-fn a_store_that_is_there_is_not_restored_to_unless_one_says_so() {
+fn an_existing_store_is_not_overwritten_without_force() {
     let mut server = Server::start();
     add_large(&server, 0..3);
     run_ok(server.directory(), &["backup", "plants.backup"]);

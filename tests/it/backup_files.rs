@@ -1,4 +1,4 @@
-//! Backups and stores as files: what is refused, what is never overwritten, what a crash leaves.
+//! Backup and restore with SQLite files: rejected inputs, files that are never overwritten, and crashes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,8 +12,8 @@ use crate::harness::{PATIENCE, Server, directory, open, plants, plantstore, run,
 
 const PLANT: &str = r#"{"id":7,"name":"Monstera deliciosa"}"#;
 
-/// Runs a command that must fail with one sentence, and gives that.
-fn refusal(directory: &Path, arguments: &[&str]) -> String {
+/// The one-line error message of a command that must fail.
+fn error(directory: &Path, arguments: &[&str]) -> String {
     sentence(&run(directory, arguments))
 }
 
@@ -25,7 +25,7 @@ fn sentence(output: &Output) -> String {
     stderr
 }
 
-/// The command as somebody who is not root, who may do anything.
+/// Runs a command as an unprivileged user: root may do anything.
 fn as_nobody(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = plantstore(directory);
     command.args(arguments);
@@ -39,7 +39,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
 }
 
-/// Under `strace`, which does this to its system calls.
+/// Runs a command under `strace` with an injected fault.
 fn with_fault(directory: &Path, fault: &str, arguments: &[&str]) -> Output {
     let plain = plantstore(directory);
     let calls = fault.split(':').next().expect("calls");
@@ -60,7 +60,7 @@ fn ids(directory: &Path) -> Vec<i64> {
     plants(directory).into_iter().map(|plant| plant.0).collect()
 }
 
-/// A directory with a backup of plant 7, and a store with 7, 8 and 9 that its server did not end: 9 is in the log.
+/// A directory with a backup of plant 7, and a store with 7, 8 and 9 whose server was killed: 9 is only in the WAL.
 fn a_backup_and_a_newer_store(directory: &Path) {
     let mut server = Server::start_in(directory, &[]);
     server.add_ok(PLANT);
@@ -75,14 +75,14 @@ fn a_backup_and_a_newer_store(directory: &Path) {
 }
 
 #[test]
-fn nothing_is_overwritten_unless_it_is_a_backup_and_one_says_so() {
+fn only_a_backup_is_overwritten_and_only_with_force() {
     let server = Server::start();
     let place = server.directory();
     server.add_ok(PLANT);
     run_ok(place, &["backup", "plants.backup"]);
     let first = fs::read(place.join("plants.backup")).expect("a file");
     server.add_ok(r#"{"id":8,"name":"Fern"}"#);
-    let said = refusal(place, &["backup", "plants.backup"]);
+    let said = error(place, &["backup", "plants.backup"]);
     assert!(said.contains("plants.backup already exists"), "{said}");
     assert_eq!(
         fs::read(place.join("plants.backup")).expect("a file"),
@@ -92,20 +92,20 @@ fn nothing_is_overwritten_unless_it_is_a_backup_and_one_says_so() {
     let said = run_ok(place, &["check", "plants.backup"]);
     assert_eq!(said, "no damage: plants 2, tokens 1\n");
 
-    fs::write(place.join("letter.txt"), "Dear gardener").expect("a file");
+    fs::write(place.join("notes.txt"), "Dear gardener").expect("a file");
     run_ok(
         place,
         &["token", "create", "x", "--store", "sqlite:other.db"],
     );
-    for theirs in ["letter.txt", "other.db"] {
-        let said = refusal(place, &["backup", "--force", theirs]);
+    for theirs in ["notes.txt", "other.db"] {
+        let said = error(place, &["backup", "--force", theirs]);
         assert!(
             said.contains("is not a backup, so it is not replaced"),
             "{said}"
         );
     }
     assert_eq!(
-        fs::read_to_string(place.join("letter.txt")).expect("a file"),
+        fs::read_to_string(place.join("notes.txt")).expect("a file"),
         "Dear gardener"
     );
 }
@@ -124,7 +124,7 @@ fn a_backup_is_never_written_to_the_files_of_the_store() {
         .map(String::as_str)
         .chain(["./link.db", "hard.db"])
     {
-        let said = refusal(place, &["backup", "--force", own]);
+        let said = error(place, &["backup", "--force", own]);
         assert!(
             said.contains("belongs to the store itself"),
             "{own}: {said}"
@@ -135,16 +135,16 @@ fn a_backup_is_never_written_to_the_files_of_the_store() {
 }
 
 #[test]
-fn a_place_that_takes_no_backup_is_told_in_one_sentence() {
+fn an_unwritable_target_is_a_one_line_error() {
     let server = Server::start();
     let place = server.directory();
     server.add_ok(PLANT);
     fs::create_dir(place.join("folder")).expect("a directory");
-    let said = refusal(place, &["backup", "folder"]);
+    let said = error(place, &["backup", "folder"]);
     assert!(said.contains("folder is not a regular file"), "{said}");
-    let said = refusal(place, &["backup", "--force", "/dev/null"]);
+    let said = error(place, &["backup", "--force", "/dev/null"]);
     assert!(said.contains("/dev/null is not a regular file"), "{said}");
-    let said = refusal(place, &["backup", "nowhere/plants.backup"]);
+    let said = error(place, &["backup", "nowhere/plants.backup"]);
     assert!(said.contains("check that its directory exists"), "{said}");
     for (fault, expected) in [
         ("pwrite64:error=ENOSPC:when=20+", "does not fit on the disk"),
@@ -161,13 +161,13 @@ fn a_place_that_takes_no_backup_is_told_in_one_sentence() {
         );
     }
     let nowhere = directory();
-    let said = refusal(nowhere.path(), &["backup", "plants.backup"]);
+    let said = error(nowhere.path(), &["backup", "plants.backup"]);
     assert!(said.contains("there is no store"), "{said}");
     assert_eq!(files(nowhere.path()), [""; 0]);
 }
 
 #[test]
-fn a_backup_is_one_file_for_its_owner_alone_and_no_command_changes_it() {
+fn a_backup_is_one_file_readable_by_its_owner_only_and_no_command_changes_it() {
     let server = Server::start();
     server.add_ok(PLANT);
     let elsewhere = directory();
@@ -201,7 +201,7 @@ fn a_backup_is_one_file_for_its_owner_alone_and_no_command_changes_it() {
         &["migrate"],
         &["import", "copy/one.csv"],
     ] {
-        let said = refusal(place, &[change, &["--store", store]].concat());
+        let said = error(place, &[change, &["--store", store]].concat());
         assert!(
             said.contains("is a backup and is not changed"),
             "{change:?}: {said}"
@@ -210,7 +210,7 @@ fn a_backup_is_one_file_for_its_owner_alone_and_no_command_changes_it() {
     assert_eq!(files(place), ["copy", "plants.backup"]);
     assert_eq!(fs::read(&backup).expect("a file"), before);
 
-    // Where nobody may write.
+    // In a read-only directory.
     set_mode(&backup, 0o444);
     set_mode(place, 0o555);
     let output = as_nobody(place, &["check", name]);
@@ -219,7 +219,7 @@ fn a_backup_is_one_file_for_its_owner_alone_and_no_command_changes_it() {
 }
 
 #[test]
-fn what_is_no_sound_backup_is_not_restored() {
+fn a_damaged_backup_or_another_file_is_not_restored() {
     let server = Server::start();
     server.add_ok(PLANT);
     run_ok(server.directory(), &["backup", "plants.backup"]);
@@ -255,17 +255,17 @@ fn what_is_no_sound_backup_is_not_restored() {
         let said = restore(bytes);
         assert!(said.contains("plants.backup is not a backup"), "{said}");
     }
-    let said = refusal(place, &["restore", "missing.backup"]);
+    let said = error(place, &["restore", "missing.backup"]);
     assert!(said.contains("there is no file missing.backup"), "{said}");
-    let said = refusal(place, &["restore", "."]);
+    let said = error(place, &["restore", "."]);
     assert!(said.contains(". is not a backup"), "{said}");
     let made = Command::new("mkfifo").arg(place.join("pipe")).status();
     assert!(made.expect("mkfifo runs").success());
-    let said = refusal(place, &["restore", "pipe"]);
+    let said = error(place, &["restore", "pipe"]);
     assert!(said.contains("pipe is not a backup"), "{said}");
     // A store that may be in use is not a backup.
     let store = server.directory().join("plantstore.db");
-    let said = refusal(place, &["restore", store.to_str().expect("UTF-8")]);
+    let said = error(place, &["restore", store.to_str().expect("UTF-8")]);
     assert!(
         said.contains("is not a backup; `plantstore backup` creates one"),
         "{said}"
@@ -289,7 +289,7 @@ fn a_backup_is_a_file_and_not_a_stream() {
 }
 
 #[test]
-fn the_advice_on_a_damaged_backup_is_another_backup() {
+fn the_error_about_a_damaged_backup_suggests_another_backup() {
     let directory = directory();
     let place = directory.path();
     let mut server = Server::start_in(place, &[]);
@@ -305,7 +305,7 @@ fn the_advice_on_a_damaged_backup_is_another_backup() {
         bytes[at] ^= 1;
         bytes
     };
-    // Page 1 begins with the header, and then lists the tables.
+    // Page 1 starts with the file header, followed by the schema table.
     let wiped = |bytes: &[u8], range: std::ops::Range<usize>| {
         let mut bytes = bytes.to_vec();
         bytes[range].fill(0xff);
@@ -338,22 +338,22 @@ fn the_advice_on_a_damaged_backup_is_another_backup() {
         let said = check("plantstore.db", &damaged);
         assert!(said.contains("restore a backup"), "{said}");
     }
-    fs::write(place.join("letter.txt"), "Dear gardener").expect("a file");
-    let said = refusal(place, &["check", "letter.txt"]);
+    fs::write(place.join("notes.txt"), "Dear gardener").expect("a file");
+    let said = error(place, &["check", "notes.txt"]);
     assert!(
-        said.contains("letter.txt is not a store or a backup"),
+        said.contains("notes.txt is not a store or a backup"),
         "{said}"
     );
     assert!(!said.contains("--store"), "{said}");
     let made = Command::new("mkfifo").arg(place.join("fifo")).status();
     assert!(made.expect("mkfifo runs").success());
     assert_eq!(run(place, &["check", "fifo"]).status.code(), Some(1));
-    let said = refusal(place, &["check", "missing.backup"]);
+    let said = error(place, &["check", "missing.backup"]);
     assert!(said.contains("there is no file missing.backup"), "{said}");
 }
 
 #[test]
-fn a_damaged_store_gives_no_backup() {
+fn a_damaged_store_is_not_backed_up() {
     let directory = directory();
     let place = directory.path();
     let mut server = Server::start_in(place, &[]);
@@ -381,7 +381,7 @@ fn a_store_in_use_is_not_replaced() {
     server.add_ok(PLANT);
     run_ok(place, &["backup", "plants.backup"]);
     for force in [&[][..], &["--force"]] {
-        let said = refusal(place, &[&["restore", "plants.backup"], force].concat());
+        let said = error(place, &[&["restore", "plants.backup"], force].concat());
         assert!(
             said.contains("is in use by another plantstore (process"),
             "{said}"
@@ -392,23 +392,23 @@ fn a_store_in_use_is_not_replaced() {
     let mut server = server;
     server.kill();
 
-    let said = refusal(&directory, &["restore", "plants.backup"]);
+    let said = error(&directory, &["restore", "plants.backup"]);
     assert!(said.contains("plantstore.db already exists"), "{said}");
-    // Somebody who only reads is in the way as well: his end would take the log of the next server with it.
+    // A reading process prevents a restore as well: when it exits, SQLite would delete the WAL of the next server.
     let reader = open(&directory);
     reader
         .execute_batch("BEGIN; SELECT count(*) FROM plants")
         .expect("SQL");
-    let said = refusal(&directory, &["restore", "--force", "plants.backup"]);
+    let said = error(&directory, &["restore", "--force", "plants.backup"]);
     assert!(said.contains("is being used by another program"), "{said}");
     drop(reader);
     assert_eq!(ids(&directory), [7, 8]);
-    let said = refusal(&directory, &["restore", "--force", "plantstore.db"]);
+    let said = error(&directory, &["restore", "--force", "plantstore.db"]);
     assert!(said.contains("belongs to the store itself"), "{said}");
 }
 
 #[test]
-fn a_replaced_store_is_kept_whole_and_nothing_of_its_log_is_in_the_new_one() {
+fn a_replaced_store_is_kept_complete_and_its_wal_is_not_applied_to_the_new_one() {
     let directory = directory();
     let place = directory.path();
     a_backup_and_a_newer_store(place);
@@ -426,7 +426,7 @@ fn a_replaced_store_is_kept_whole_and_nothing_of_its_log_is_in_the_new_one() {
     assert_eq!(ids(place), [7, 9]);
     drop(server);
 
-    // And back.
+    // And restore the old store.
     assert_eq!(
         run_ok(place, &["check", &kept]),
         "no damage: plants 3, tokens 1\n"
@@ -438,7 +438,7 @@ fn a_replaced_store_is_kept_whole_and_nothing_of_its_log_is_in_the_new_one() {
 }
 
 #[test]
-fn a_damaged_store_is_replaced_and_kept_with_its_log() {
+fn a_damaged_store_is_replaced_and_kept_with_its_wal() {
     let directory = directory();
     let place = directory.path();
     a_backup_and_a_newer_store(place);
@@ -449,7 +449,7 @@ fn a_damaged_store_is_replaced_and_kept_with_its_log() {
     let mut bytes = fs::read(&log).expect("a log");
     bytes[..32].fill(0xff);
     fs::write(&log, &bytes).expect("a log");
-    let said = refusal(place, &["check"]);
+    let said = error(place, &["check"]);
     assert!(said.contains("plantstore.db-wal is damaged"), "{said}");
     run_ok(place, &["restore", "--force", "plants.backup"]);
     assert_eq!(ids(place), [7]);
@@ -464,7 +464,7 @@ fn a_damaged_store_is_replaced_and_kept_with_its_log() {
 }
 
 #[test]
-fn a_restore_that_is_killed_at_any_moment_leaves_the_old_store_or_the_new_one() {
+fn a_restore_that_is_killed_at_any_time_leaves_the_old_store_or_the_new_one() {
     let origin = directory();
     a_backup_and_a_newer_store(origin.path());
     let (mut olds, mut news) = (0, 0);
@@ -512,7 +512,7 @@ fn a_restore_that_is_killed_at_any_moment_leaves_the_old_store_or_the_new_one() 
 }
 
 #[test]
-fn a_log_that_a_long_reader_made_grow_is_cut_afterwards_and_adds_go_on() {
+fn a_wal_that_grew_under_a_long_reader_is_truncated_afterwards_and_adds_continue() {
     let server = Server::start();
     let reader = open(server.directory());
     reader

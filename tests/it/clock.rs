@@ -1,4 +1,4 @@
-//! A clock that is wrong dates wrongly what is added meanwhile, and nothing else.
+//! A wrong clock affects only the timestamps of plants that are added meanwhile.
 
 use std::fs;
 use std::io::Read;
@@ -31,7 +31,7 @@ fn listed(directory: &Path, arguments: &[&str]) -> Vec<i64> {
     printed.lines().map(id).collect()
 }
 
-/// How far from now a plant is dated.
+/// The time since a plant was added, by its timestamp.
 fn age(directory: &Path, id: i64) -> SignedDuration {
     let shown = run_ok(directory, &["get", &id.to_string(), "--json"]);
     let shown: Value = serde_json::from_str(&shown).expect("JSON");
@@ -46,7 +46,7 @@ fn lines_with(server: &Server, message: &str) -> usize {
 }
 
 #[test]
-fn a_clock_that_was_fifty_years_ahead_for_one_add_dates_no_other() {
+fn a_clock_that_was_fifty_years_ahead_for_one_add_affects_no_other_plant() {
     let directory = directory();
     let here = directory.path();
     let clock = Clock::new(here);
@@ -98,7 +98,7 @@ fn a_clock_that_was_fifty_years_ahead_for_one_add_dates_no_other() {
         }
     }
     assert_eq!(pages, [3, 7, 5, 9]);
-    // By the times that they have.
+    // By their timestamps.
     let in_ten_years = (Timestamp::now() + SignedDuration::from_hours(24 * 3650)).to_string();
     for filter in [&[][..], &["--tag", "wild"]] {
         let listed = |arguments: &[&str]| listed(here, &[arguments, filter].concat());
@@ -122,7 +122,7 @@ fn a_clock_that_was_fifty_years_ahead_for_one_add_dates_no_other() {
 }
 
 #[test]
-fn a_store_whose_newest_plants_are_dated_in_the_future_says_so_when_it_is_opened() {
+fn opening_a_store_with_timestamps_in_the_future_logs_a_warning() {
     let directory = directory();
     let clock = Clock::new(directory.path());
     clock.set("+0");
@@ -142,7 +142,7 @@ fn a_store_whose_newest_plants_are_dated_in_the_future_says_so_when_it_is_opened
 }
 
 #[test]
-fn an_export_is_of_one_moment_also_if_the_clock_is_set_back_meanwhile() {
+fn an_export_is_a_snapshot_even_if_the_clock_is_set_back_meanwhile() {
     let directory = directory();
     let here = directory.path();
     let clock = Clock::new(here);
@@ -161,8 +161,10 @@ fn an_export_is_of_one_moment_also_if_the_clock_is_set_back_meanwhile() {
         .expect("it starts");
     let mut output = export.stdout.take().expect("a pipe");
     let mut exported = vec![0];
-    output.read_exact(&mut exported).expect("it has begun");
-    // More than a pipe holds is still to come.
+    output
+        .read_exact(&mut exported)
+        .expect("the export has started");
+    // The rest is larger than the buffer of a pipe.
     for (time, ids) in [("-1d", [-1, 1_000_000]), ("+1d", [-2, 1_000_001])] {
         clock.set(time);
         for id in ids {
@@ -181,13 +183,13 @@ fn an_export_is_of_one_moment_also_if_the_clock_is_set_back_meanwhile() {
 }
 
 #[test]
-fn a_plant_whose_batch_number_a_disk_has_changed_is_not_left_out_of_an_export_in_silence() {
+fn a_plant_with_a_corrupted_batch_number_is_not_silently_left_out_of_an_export() {
     let mut server = Server::start();
     for id in 1..=3 {
         add(&server, id);
     }
     assert!(server.terminate().success());
-    // The row of plant 3 ends with a checksum and the batch number 3, of one byte; the sizes stand before the name.
+    // The record of plant 3 ends with its checksum and the batch number 3, in one byte; the header precedes the name.
     let path = server.directory().join("plantstore.db");
     let mut database = fs::read(&path).expect("a file");
     let found = database.windows(9).position(|part| part == b"\x01Fernwild");

@@ -1,4 +1,4 @@
-//! Stores that a disk has changed: refused, or told by `plantstore check`; never a wrong response.
+//! Corrupted files: the store does not open, or `plantstore check` reports the damage; no response is wrong.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::harness::{Server, directory, run, run_ok};
 
 const PLANT: &str = r#"{"id":7,"name":"Monstera deliciosa"}"#;
 
-/// A store with one plant, ended in good order: all of it is in the database file.
+/// A cleanly stopped store with one plant: everything is in the database file.
 fn a_store(directory: &Path) {
     let mut server = Server::start_in(directory, &[]);
     server.add_ok(PLANT);
@@ -15,7 +15,7 @@ fn a_store(directory: &Path) {
     assert!(server.terminate().success());
 }
 
-/// Changes one bit of the first place in a file that reads so.
+/// Flips one bit of the first occurrence of a text in a file.
 fn flip(file: &Path, text: &[u8]) {
     let mut bytes = fs::read(file).expect("a file");
     let at = bytes.windows(text.len()).position(|part| part == text);
@@ -23,7 +23,7 @@ fn flip(file: &Path, text: &[u8]) {
     fs::write(file, bytes).expect("a file");
 }
 
-/// What `check` says of a damaged store.
+/// The output of `check` on a damaged store.
 fn problems(directory: &Path) -> String {
     let output = run(directory, &["check"]);
     let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("UTF-8");
@@ -33,7 +33,7 @@ fn problems(directory: &Path) -> String {
 }
 
 #[test]
-fn a_sound_store_passes_also_beside_a_server() {
+fn an_undamaged_store_passes_even_while_a_server_runs() {
     let server = Server::start();
     server.add_ok(PLANT);
     let said = run_ok(server.directory(), &["check"]);
@@ -41,7 +41,7 @@ fn a_sound_store_passes_also_beside_a_server() {
 }
 
 #[test]
-fn a_changed_plant_is_told_and_its_replay_is_not_answered_wrongly() {
+fn a_corrupted_plant_is_reported_and_its_replay_is_an_error() {
     let directory = directory();
     a_store(directory.path());
     flip(&directory.path().join("plantstore.db"), b"Monstera");
@@ -54,13 +54,13 @@ fn a_changed_plant_is_told_and_its_replay_is_not_answered_wrongly() {
     assert_eq!(response.error(), 50000, "{response:?}");
     let line = server.wait_for_line(|line| line["error_code"] == 50000);
     assert!(line.to_string().contains("plantstore check"), "{line}");
-    // The others are served.
+    // Other plants can be added.
     server.add_ok(r#"{"id":8,"name":"Fern"}"#);
     server.add_ok(r#"{"id":9,"name":"Ivy"}"#);
 }
 
 #[test]
-fn a_changed_token_opens_nothing_and_is_told() {
+fn a_corrupted_token_does_not_authenticate_and_is_reported() {
     let directory = directory();
     a_store(directory.path());
     let token = run_ok(directory.path(), &["token", "create", "reader-of-logs"]);
@@ -78,7 +78,7 @@ fn a_changed_token_opens_nothing_and_is_told() {
 }
 
 #[test]
-fn a_plant_without_the_token_that_added_it_is_told() {
+fn a_plant_without_the_token_that_added_it_is_reported() {
     let directory = directory();
     a_store(directory.path());
     let store = crate::harness::open(directory.path());
@@ -94,7 +94,7 @@ fn a_plant_without_the_token_that_added_it_is_told() {
 }
 
 #[test]
-fn a_broken_structure_is_told() {
+fn a_corrupted_page_is_reported() {
     let directory = directory();
     a_store(directory.path());
     let store = crate::harness::open(directory.path());
@@ -123,7 +123,7 @@ fn a_broken_structure_is_told() {
 }
 
 #[test]
-fn a_file_cut_short_is_refused() {
+fn a_truncated_database_does_not_open() {
     let directory = directory();
     a_store(directory.path());
     let database = directory.path().join("plantstore.db");
@@ -138,7 +138,7 @@ fn a_file_cut_short_is_refused() {
 }
 
 #[test]
-fn a_log_with_a_hole_is_refused_and_one_without_its_end_is_not() {
+fn a_wal_with_a_damaged_frame_in_the_middle_is_rejected_and_one_with_a_torn_end_is_not() {
     let directory = directory();
     let mut server = Server::start_in(directory.path(), &[]);
     for id in 0..5 {
@@ -158,7 +158,7 @@ fn a_log_with_a_hole_is_refused_and_one_without_its_end_is_not() {
         let said = String::from_utf8(output.stderr).expect("UTF-8");
         assert!(said.contains("plantstore.db-wal is damaged"), "{said}");
     }
-    // SQLite would pass over the whole log for its header, and over all that follows a frame of another round.
+    // SQLite would ignore the whole WAL because of its header, and all frames after one with another salt.
     let frame = 24 + 4096;
     let third = 32 + 2 * frame;
     for (from, to) in [
@@ -178,9 +178,9 @@ fn a_log_with_a_hole_is_refused_and_one_without_its_end_is_not() {
         assert!(said.contains("-wal is damaged"), "{from}: {said}");
     }
 
-    // What a power cut leaves: the last commit in parts.
+    // A power cut leaves a part of the last commit.
     fs::write(&log, &whole[..whole.len() - 100]).expect("a log");
-    // After a kill the lock file shows that the commit was complete: somebody has cut it off.
+    // After a kill the lock file shows that the commit was complete, so the WAL was truncated later.
     let said = problems(directory.path());
     assert!(said.contains("lacks transactions"), "{said}");
     fs::remove_file(directory.path().join("plantstore.db-lock")).expect("a lock file");
@@ -188,15 +188,15 @@ fn a_log_with_a_hole_is_refused_and_one_without_its_end_is_not() {
     assert_eq!(server.plants().len(), 4);
 }
 
-/// The WAL of a running server changes while a command reads it, so that it may look damaged at any time.
+/// The WAL of a running server changes while a command reads it, so it may look damaged at any time.
 #[test]
-fn the_wal_of_a_running_server_is_not_judged_by_commands() {
+fn commands_do_not_check_the_wal_of_a_running_server() {
     let directory = directory();
     let mut server = Server::start_in(directory.path(), &[]);
     for id in 0..5 {
         server.add_ok(format!(r#"{{"id":{id},"name":"plant number {id}"}}"#));
     }
-    // A frame as it is seen while it is being written.
+    // A partially written frame.
     flip(
         &directory.path().join("plantstore.db-wal"),
         b"plant number 2",

@@ -1,5 +1,4 @@
-//! The store as a file: its lock, its modes, its versions, and what is said when it cannot be
-//! used.
+//! The SQLite database file: lock, permissions, schema versions, and the errors when it cannot be used.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -12,7 +11,7 @@ use crate::harness::{
     Server, directory, open, plant_checksum, plantstore, run, run_ok, wait_until,
 };
 
-/// Starts a server that must not start; gives the sentence it ends with.
+/// The error message of a server that must not start.
 fn refusal(directory: &Path, arguments: &[&str]) -> String {
     let arguments = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
     let output = run(directory, &arguments);
@@ -24,7 +23,7 @@ fn refusal(directory: &Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn two_servers_cannot_share_a_store_but_commands_work_beside_one() {
+fn two_servers_cannot_share_a_store_but_commands_work_while_one_runs() {
     let mut server = Server::start();
     let sentence = refusal(server.directory(), &[]);
     assert!(
@@ -38,7 +37,7 @@ fn two_servers_cannot_share_a_store_but_commands_work_beside_one() {
     server.add_ok(r#"{"id":1,"name":"x"}"#);
     run_ok(server.directory(), &["token", "create", "beside"]);
     run_ok(server.directory(), &["token", "list"]);
-    // One file, one lock, whatever way leads to it.
+    // One lock per file, regardless of the path.
     std::os::unix::fs::symlink("plantstore.db", server.directory().join("link.db"))
         .expect("a link");
     let sentence = refusal(server.directory(), &["--store", "sqlite:link.db"]);
@@ -46,14 +45,14 @@ fn two_servers_cannot_share_a_store_but_commands_work_beside_one() {
         sentence.contains("is in use by another plantstore"),
         "{sentence}"
     );
-    // The lock goes with the process, however it ends.
+    // The lock is released with the process, even after SIGKILL.
     server.kill();
     let directory = server.directory().to_owned();
     Server::start_in(&directory, &[]).add_ok(r#"{"id":1,"name":"x"}"#);
 }
 
 #[test]
-fn every_file_is_for_its_owner_alone() {
+fn every_file_is_accessible_to_its_owner_only() {
     let server = Server::start();
     server.add_ok(r#"{"id":1,"name":"x"}"#);
     let mut names = Vec::new();
@@ -87,7 +86,7 @@ fn a_new_store_and_its_directory_entry_are_synced() {
 }
 
 #[test]
-fn a_store_of_a_newer_version_is_refused() {
+fn a_store_of_a_newer_version_is_rejected() {
     let directory = directory();
     run_ok(directory.path(), &["token", "create", "x"]);
     open(directory.path())
@@ -104,7 +103,7 @@ fn a_store_of_a_newer_version_is_refused() {
     );
 }
 
-/// Makes a database of schema version 2 by hand, with plants 3, 2 and 1 in the order of their times, and with a token.
+/// Creates a database of schema version 2 with SQL, with plants 3, 2 and 1 in the order of their timestamps, and a token.
 fn version_2(path: &Path, journal_mode: &str) -> String {
     let elsewhere = directory();
     let token = run_ok(elsewhere.path(), &["token", "create", "first"]);
@@ -151,7 +150,7 @@ fn listed(directory: &Path, arguments: &[&str]) -> Vec<i64> {
 }
 
 #[test]
-fn a_store_of_the_version_before_is_upgraded_and_keeps_its_order() {
+fn a_store_of_the_previous_version_is_upgraded_and_keeps_its_order() {
     let directory = directory();
     let token = version_2(&directory.path().join("plantstore.db"), "wal");
     let server = Server::start_in(directory.path(), &[]);
@@ -162,7 +161,7 @@ fn a_store_of_the_version_before_is_upgraded_and_keeps_its_order() {
     }
     assert_eq!(listed(directory.path(), &[]), [4, 5, 1, 2, 3]);
     assert_eq!(listed(directory.path(), &["--since", "1h"]), [4, 5]);
-    // A page may end among the plants of either version, and what the version before called a position is one.
+    // A page may end between plants of either version, and a cursor of the previous version is valid.
     for (limit, page) in [("1", vec![5, 1, 2, 3]), ("3", vec![2, 3])] {
         let first = run(directory.path(), &["list", "--limit", limit]);
         let hint = String::from_utf8(first.stderr).expect("UTF-8");
@@ -179,7 +178,7 @@ fn a_store_of_the_version_before_is_upgraded_and_keeps_its_order() {
 }
 
 #[test]
-fn a_backup_of_the_version_before_is_read_and_restored_and_not_changed() {
+fn a_backup_of_the_previous_version_is_read_and_restored_but_not_changed() {
     let directory = directory();
     let path = directory.path().join("old.backup");
     let token = version_2(&path, "delete");
@@ -213,7 +212,7 @@ fn a_backup_of_the_version_before_is_read_and_restored_and_not_changed() {
 }
 
 #[test]
-fn files_of_others_are_refused_and_left_as_they_are() {
+fn files_of_other_programs_are_rejected_and_not_changed() {
     let directory = directory();
     let path = directory.path().join("plantstore.db");
     let theirs = Connection::open(&path).expect("a database");
@@ -225,7 +224,7 @@ fn files_of_others_are_refused_and_left_as_they_are() {
     assert!(refusal(directory.path(), &[]).contains("not a database of plantstore"));
     assert_eq!(fs::read(&path).expect("a file"), before);
     let files = fs::read_dir(directory.path()).expect("a directory").count();
-    assert_eq!(files, 1, "a file was left beside it");
+    assert_eq!(files, 1, "a file was left");
 
     fs::write(
         &path,
@@ -238,7 +237,7 @@ fn files_of_others_are_refused_and_left_as_they_are() {
 }
 
 #[test]
-fn a_place_that_cannot_be_written_is_told_in_one_sentence() {
+fn an_unwritable_directory_is_a_one_line_error() {
     let directory = directory();
     let sentence = refusal(
         directory.path(),
@@ -253,7 +252,7 @@ fn a_place_that_cannot_be_written_is_told_in_one_sentence() {
     let sentence = refusal(directory.path(), &["--store", "sqlite:folder.db"]);
     assert!(sentence.contains("check that it is a file"), "{sentence}");
 
-    // As somebody who may read but not write; root may do anything.
+    // As a user who may read but not write; root may do anything.
     run_ok(directory.path(), &["token", "create", "x"]);
     for file in fs::read_dir(directory.path()).expect("a directory") {
         let path = file.expect("a file").path();
@@ -274,9 +273,9 @@ fn a_place_that_cannot_be_written_is_told_in_one_sentence() {
 }
 
 #[test]
-fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
+fn files_that_root_creates_in_a_store_belong_to_the_owner_of_the_store() {
     if fs::metadata("/proc/self").expect("proc").uid() != 0 {
-        return; // whoever cannot be root cannot do this either
+        return; // needs root
     }
     let directory = directory();
     let owner = 65534;
@@ -287,7 +286,7 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
         command.uid(owner).gid(owner);
         Server::start_command(command, directory.path())
     };
-    // Before the service ever ran: the database, its log and the lock are all made by root.
+    // Before the server first ran: root creates the database, the WAL and the lock file.
     let token = run_ok(directory.path(), &["token", "create", "root"]);
     let mut server = start();
     let response = server
@@ -297,7 +296,7 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
     run_ok(directory.path(), &["token", "create", "beside"]);
     assert!(server.terminate().success());
 
-    // After it has ended, which takes the log away; and after it was killed, which leaves it.
+    // After a clean stop, which deletes the WAL, and after a kill, which leaves it.
     run_ok(directory.path(), &["token", "create", "after"]);
     run_ok(directory.path(), &["check"]);
     let mut server = start();
@@ -315,7 +314,7 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
     }
     server.kill();
 
-    // And where there is no store yet, or no longer: after a disk was replaced.
+    // Without a store, as after a disk was replaced.
     let elsewhere = crate::harness::directory();
     let backup = elsewhere.path().join("backup.db");
     let backup = backup.to_str().expect("UTF-8");
@@ -332,7 +331,7 @@ fn what_root_does_to_a_store_of_somebody_else_leaves_it_to_its_owner() {
 }
 
 #[test]
-fn a_link_in_place_of_the_lock_does_not_make_us_write_elsewhere() {
+fn a_symbolic_link_in_place_of_the_lock_file_is_not_followed() {
     let directory = directory();
     run_ok(directory.path(), &["token", "create", "x"]);
     let victim = directory.path().join("victim");
@@ -349,7 +348,7 @@ fn a_link_in_place_of_the_lock_does_not_make_us_write_elsewhere() {
 }
 
 #[test]
-fn a_command_that_only_looks_makes_no_store() {
+fn a_read_only_command_creates_no_store() {
     let directory = directory();
     for arguments in [&["token", "list"][..], &["token", "revoke", "x"]] {
         let output = run(directory.path(), arguments);
@@ -363,14 +362,14 @@ fn a_command_that_only_looks_makes_no_store() {
 }
 
 #[test]
-fn what_a_killed_server_left_in_its_log_is_in_the_database_before_the_next_one_listens() {
+fn the_wal_of_a_killed_server_is_checkpointed_before_the_next_server_listens() {
     let mut server = Server::start();
     server.add_ok(r#"{"id":1,"name":"x"}"#);
     let directory = server.directory().to_owned();
     server.kill();
     let log = directory.join("plantstore.db-wal");
     assert!(fs::metadata(&log).expect("a log").len() > 0);
-    // Started without a single request, and killed again.
+    // Started, and killed again without a request.
     Server::start_in(&directory, &[]).kill();
     let copy = crate::harness::directory();
     let file = "plantstore.db";
@@ -379,7 +378,7 @@ fn what_a_killed_server_left_in_its_log_is_in_the_database_before_the_next_one_l
 }
 
 #[test]
-fn the_log_stays_short_while_plants_are_added() {
+fn the_wal_stays_short_while_plants_are_added() {
     let server = Server::start();
     let token = server.token();
     let mut client = server.connect();
@@ -398,7 +397,7 @@ fn the_log_stays_short_while_plants_are_added() {
 }
 
 #[test]
-fn starting_reads_no_more_of_a_large_store_than_of_a_small_one() {
+fn startup_reads_no_more_of_a_large_store_than_of_a_small_one() {
     let read_at_start = |directory: &Path| -> u64 {
         let mut server = Server::start_in(directory, &[]);
         let io = fs::read_to_string(format!("/proc/{}/io", server.pid())).expect("proc");

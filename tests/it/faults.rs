@@ -1,5 +1,4 @@
-//! What the disk can do to us: every row of the catalogue that needs a fault, and the traps of the
-//! design. `strace` makes the faults, in the real binary.
+//! Disk faults, injected into the real binary with `strace`: the errors that need a fault, and recovery afterwards.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +9,7 @@ fn plant(id: usize) -> String {
     format!(r#"{{"id":{id},"name":"plant {id}"}}"#)
 }
 
-/// Adds this many plants at once, each from a client of its own.
+/// Adds these plants at the same time, each from its own client.
 fn add_at_once(server: &Server, ids: std::ops::Range<usize>) -> Vec<Option<Response>> {
     let token = server.token();
     let clients: Vec<_> = ids
@@ -30,7 +29,7 @@ fn add_at_once(server: &Server, ids: std::ops::Range<usize>) -> Vec<Option<Respo
 }
 
 #[test]
-fn after_a_failed_fsync_nothing_is_acknowledged_and_the_process_ends() {
+fn after_a_failed_fsync_nothing_is_acknowledged_and_the_process_exits() {
     let directory = directory();
     Server::start_in(directory.path(), &[]).add_ok(plant(0));
     let mut server = Server::start_with_fault(directory.path(), "fdatasync:error=EIO:when=6+", &[]);
@@ -53,11 +52,11 @@ fn after_a_failed_fsync_nothing_is_acknowledged_and_the_process_ends() {
         logged.contains("its store cannot be used any more"),
         "{logged}"
     );
-    // After a sync that failed, another that seems to succeed would prove nothing.
+    // After a failed sync, the success of another one proves nothing.
     let trace = server.trace();
     let failed = trace.find("EIO").expect("the failed sync");
     assert!(!trace[failed..].contains("sync("), "{trace}");
-    // What was answered is there, and the service takes adds again.
+    // Every acknowledged plant is stored, and adds succeed again.
     assert!(acknowledged.len() > 1, "{acknowledged:?}");
     let server = Server::start_in(directory.path(), &[]);
     let stored: Vec<_> = server.plants().into_iter().map(|(id, ..)| id).collect();
@@ -100,7 +99,7 @@ fn a_full_disk_is_50302_until_there_is_room_without_a_restart() {
 }
 
 #[test]
-fn a_full_queue_is_50300_at_once_and_what_was_refused_is_not_stored() {
+fn a_full_queue_is_50300_at_once_and_rejected_plants_are_not_stored() {
     let directory = directory();
     let server = Server::start_with_fault(
         directory.path(),
@@ -130,7 +129,7 @@ fn a_full_queue_is_50300_at_once_and_what_was_refused_is_not_stored() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_in_time_is_50301() {
+fn a_commit_that_times_out_is_50301() {
     let directory = directory();
     let fault = "fdatasync:delay_enter=2000000:when=8+";
     let server = Server::start_with_fault(directory.path(), fault, &["--store-timeout", "500ms"]);
@@ -150,7 +149,7 @@ fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
             .terminate()
             .success()
     );
-    // From the writer's sixth sync on, a sync takes eight seconds.
+    // From the sixth sync of the writer on, a sync takes eight seconds.
     let mut server = Server::start_with_fault(
         directory.path(),
         "fdatasync:delay_enter=8000000:when=6+",
@@ -169,7 +168,7 @@ fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
     let mut duplicate = server.connect();
     duplicate.send_add(&token, plant(id).as_bytes());
     assert!(duplicate.is_silent_for(Duration::from_secs(1)));
-    // Neither was told anything, not even by the end of the process.
+    // Neither got a response, not even when the process exited.
     server.kill();
     assert!(in_flight.try_response().is_none());
     assert!(duplicate.try_response().is_none());
@@ -177,7 +176,7 @@ fn a_duplicate_of_a_plant_in_flight_waits_for_its_commit() {
 }
 
 #[test]
-fn a_drain_commits_what_the_writer_holds() {
+fn a_drain_commits_the_queue() {
     let directory = directory();
     let mut server =
         Server::start_with_fault(directory.path(), "fdatasync:delay_enter=300000", &[]);
@@ -200,8 +199,8 @@ fn a_drain_commits_what_the_writer_holds() {
 }
 
 #[test]
-fn a_failed_fsync_of_the_database_itself_ends_the_process_and_loses_nothing() {
-    // Such a sync is part of emptying the log, which SQLite would do without telling.
+fn a_failed_fsync_during_a_checkpoint_ends_the_process_and_loses_nothing() {
+    // SQLite does not report a failed sync of its automatic checkpoints.
     let directory = directory();
     assert!(
         Server::start_in(directory.path(), &[])
@@ -210,7 +209,7 @@ fn a_failed_fsync_of_the_database_itself_ends_the_process_and_loses_nothing() {
     );
     let database = directory.path().join("plantstore.db");
     let database = database.to_str().expect("UTF-8");
-    // The first one of each thread succeeds: there is one at the start.
+    // The first sync of each thread succeeds: it belongs to the startup.
     let strace = ["-P", database, "-e", "inject=fdatasync:error=EIO:when=2+"];
     let mut server = Server::start_under_strace(directory.path(), &strace, &[]);
     let token = server.token();
@@ -221,7 +220,7 @@ fn a_failed_fsync_of_the_database_itself_ends_the_process_and_loses_nothing() {
                 return false;
             };
             let body = format!(r#"{{"id":{id},"name":"{long}"}}"#);
-            client.send_as_far_as_it_goes(add_request(&token, body.as_bytes()));
+            client.try_send(add_request(&token, body.as_bytes()));
             client
                 .try_response()
                 .is_some_and(|response| response.status == 200)
@@ -234,7 +233,7 @@ fn a_failed_fsync_of_the_database_itself_ends_the_process_and_loses_nothing() {
 }
 
 #[test]
-fn a_drain_with_a_stuck_disk_ends_all_the_same_and_says_so() {
+fn a_drain_with_a_stuck_disk_times_out_and_logs_the_reason() {
     let directory = directory();
     assert!(
         Server::start_in(directory.path(), &[])
@@ -257,7 +256,7 @@ fn a_drain_with_a_stuck_disk_ends_all_the_same_and_says_so() {
 }
 
 #[test]
-fn a_node_with_a_full_disk_is_not_ready_and_comes_back_by_itself_when_there_is_room() {
+fn a_node_with_a_full_disk_is_not_ready_and_recovers_without_a_restart() {
     let directory = directory();
     let mut before = Server::start_in(directory.path(), &[]);
     before.add_ok(plant(0));
@@ -277,7 +276,7 @@ fn a_node_with_a_full_disk_is_not_ready_and_comes_back_by_itself_when_there_is_r
             .body
             .contains("\nplantstore_ready 0\n")
     );
-    // Nobody sends it plants any more; what it tries, it tries to find out.
+    // Without requests: the health check notices that there is space again.
     let stored = server.plants().len();
     wait_until("it is ready", || server.ask("/readyz").status == 200);
     assert!(
@@ -296,7 +295,7 @@ fn a_node_with_a_full_disk_is_not_ready_and_comes_back_by_itself_when_there_is_r
 }
 
 #[test]
-fn a_node_whose_store_is_stuck_is_not_ready_until_it_is_free_again() {
+fn a_node_with_a_stuck_store_is_not_ready_until_the_store_recovers() {
     let directory = directory();
     assert!(
         Server::start_in(directory.path(), &[])
@@ -329,7 +328,7 @@ fn a_node_whose_store_is_stuck_is_not_ready_until_it_is_free_again() {
 }
 
 #[test]
-fn a_node_that_is_starting_is_alive_and_not_ready() {
+fn a_starting_node_is_alive_and_not_ready() {
     let directory = directory();
     let mut before = Server::start_in(directory.path(), &[]);
     before.add_ok(plant(0));
@@ -349,7 +348,7 @@ fn a_node_that_is_starting_is_alive_and_not_ready() {
         Some(client.request(&format!("GET {path}"), ""))
     };
     let mut first = None;
-    wait_until("it answers", || {
+    wait_until("it responds", || {
         first = ask("/readyz");
         first.is_some()
     });

@@ -124,7 +124,7 @@ fn every_line_is_json_and_a_quiet_log_is_quiet() {
             assert!(line[field].is_string(), "{field} in {line}");
         }
     }
-    let mut quiet = Server::start_quietly_in(&directory);
+    let mut quiet = Server::start_with_quiet_log_in(&directory);
     quiet.add_ok(r#"{"id":1,"name":"x"}"#);
     assert!(quiet.terminate().success());
     assert_eq!(quiet.everything_logged(), "");

@@ -1,5 +1,5 @@
-//! Outages of the store: noticed by the process itself, logged once at each end, and reported to each client, in the
-//! log and in the metrics with one meaning.
+//! Outages of the store: detected by the server itself, logged once at the start and once at the end, and reported
+//! consistently in responses, log and metrics.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ fn plant(id: usize) -> String {
     format!(r#"{{"id":{id},"name":"plant {id}"}}"#)
 }
 
-/// A sample of `/metrics`. Nothing here asks `/readyz` unless it says so.
+/// A sample of `/metrics`. These tests do not request `/readyz` unless they say so.
 #[track_caller]
 fn metric(server: &Server, name: &str) -> u64 {
     let page = server.ask("/metrics").body;
@@ -56,7 +56,7 @@ fn lines(server: &Server, message: &str) -> Vec<Value> {
 const LOST: &str = "the store is unavailable";
 const BACK: &str = "the store is available again";
 
-/// A TCP proxy in front of a database, which can be closed and opened again like the database itself.
+/// A TCP proxy in front of a database that simulates an outage.
 struct Door {
     address: SocketAddr,
     database: SocketAddr,
@@ -113,7 +113,7 @@ impl Door {
         });
     }
 
-    /// Ends every connection; new ones are refused.
+    /// Closes every connection; new ones are refused.
     fn close(&mut self) {
         let open = self.open.take().expect("it is open");
         open.is_closed.store(true, Ordering::SeqCst);
@@ -129,7 +129,7 @@ impl Door {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_and_metrics() {
+fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_log_and_metrics() {
     let directory = directory();
     let url = url(directory.path());
     let token = run_ok(directory.path(), &["token", "create", "a"]);
@@ -200,10 +200,10 @@ fn an_outage_of_the_database_is_noticed_logged_once_and_one_thing_to_client_log_
 }
 
 #[test]
-fn a_store_that_rejects_writes_is_noticed_without_a_request_and_logged_once() {
+fn a_store_that_rejects_writes_is_detected_without_a_request_and_logged_once() {
     let directory = directory();
-    // Calls are counted for each thread: the one that opens the store makes 3, a probe 2 or 3. After some of those, the
-    // disk is full for four attempts.
+    // strace counts calls per thread: opening the store takes 3 and a probe 2 or 3 of the writer's. After some of them the disk
+    // is full for four attempts.
     let wal = directory.path().join("plantstore.db-wal");
     let wal = wal.to_str().expect("UTF-8");
     let fault = ["-P", wal, "-e", "inject=pwrite64:error=ENOSPC:when=5..8"];
@@ -230,7 +230,7 @@ fn a_store_that_rejects_writes_is_noticed_without_a_request_and_logged_once() {
 }
 
 #[test]
-fn a_failed_sync_of_an_idle_node_ends_it() {
+fn an_idle_node_exits_after_a_failed_sync() {
     let directory = directory();
     let store = ["--store", "sqlite:plantstore.db"];
     assert!(
@@ -249,7 +249,7 @@ fn a_failed_sync_of_an_idle_node_ends_it() {
 }
 
 #[test]
-fn a_store_that_others_keep_locked_is_busy_and_nothing_else() {
+fn a_locked_store_is_reported_as_busy() {
     let directory = directory();
     let store = ["--store", "sqlite:plantstore.db"];
     let server = Server::start_in(directory.path(), &store);
@@ -272,7 +272,7 @@ fn a_store_that_others_keep_locked_is_busy_and_nothing_else() {
 }
 
 #[test]
-fn every_add_is_counted_once_with_the_outcome_that_its_client_was_told() {
+fn every_add_is_counted_once_with_the_outcome_of_its_response() {
     let directory = directory();
     let fault = "fdatasync:delay_enter=3000000:when=12";
     let arguments = [
@@ -286,14 +286,14 @@ fn every_add_is_counted_once_with_the_outcome_that_its_client_was_told() {
     let server = Server::start_with_fault(directory.path(), fault, &arguments);
     let token = std::fs::read_to_string(directory.path().join("plantstore.token"));
     let token = token.expect("the first token").trim().to_owned();
-    // Until a sync is stuck, and while it is: some are in the batch, some behind it, some find the queue full.
+    // Before and while a sync is stuck: some adds are in the batch, some in the queue, and some find the queue full.
     let clients: Vec<_> = (0..12)
         .map(|client: usize| {
             let (address, token) = (server.address(), token.clone());
             thread::spawn(move || {
                 let mut responses = Vec::new();
                 for id in 0..40 {
-                    // Every second plant is one that all clients want to be another.
+                    // Every second plant is a conflict between all clients.
                     let body = match id % 2 {
                         0 => plant(1000 * client + id),
                         _ => format!(r#"{{"id":{id},"name":"of {client}"}}"#),

@@ -1,4 +1,4 @@
-//! A reader that stays open makes the WAL grow only up to a limit. Adds are rejected there, and accepted again by themselves.
+//! A long read transaction lets the WAL grow only up to a limit. Adds are rejected there, and accepted again when it ends.
 
 use std::fs;
 use std::io::Write;
@@ -35,7 +35,7 @@ fn plant(id: i64) -> String {
     format!(r#"{{"id":{id},"name":"{}"}}"#, "x".repeat(20_000))
 }
 
-/// Adds plants until one is rejected; gives how many were not.
+/// Adds plants until one is rejected; returns the number of accepted ones.
 fn add_until_rejected(server: &Server, first: i64) -> i64 {
     let token = server.token();
     let mut client = server.connect();
@@ -84,7 +84,7 @@ fn at_its_limit_adds_are_rejected_until_the_reader_ends() {
         assert_eq!(server.ask("/readyz").status, 503);
         let line = server.wait_for_line(|line| says(line, ALL));
         assert_eq!(line["level"], "WARN");
-        // Nothing of what was rejected was stored, and nothing that was acknowledged is missing.
+        // No rejected plant is stored, and every acknowledged one is.
         let stored = i64::try_from(server.plants().len()).expect("few");
         assert_eq!(stored, rejected + 1);
 
@@ -98,7 +98,7 @@ fn at_its_limit_adds_are_rejected_until_the_reader_ends() {
         }
         next = rejected + 1;
     }
-    // Without a reader there is neither a limit nor a warning.
+    // Without a reader the limit is not reached, and there is no warning.
     for id in next..next + 300 {
         server.add_ok(plant(id));
     }
@@ -107,7 +107,7 @@ fn at_its_limit_adds_are_rejected_until_the_reader_ends() {
 }
 
 #[test]
-fn the_log_names_the_process_that_reads() {
+fn the_warning_names_the_reading_process() {
     let server = Server::start_with(&SMALL_LIMIT);
     server.add_ok(plant(-1));
     let mut sqlite = Command::new("sqlite3")
@@ -129,7 +129,6 @@ fn the_log_names_the_process_that_reads() {
         let line = server.wait_for_line(|line| says(line, message));
         assert_eq!(line["held_by"], held_by, "{line}");
     }
-    // However it ends.
     sqlite.kill().expect("it runs");
     wait_for_exit(&mut sqlite);
     server.add_ok(plant(1_000_000));
@@ -154,14 +153,16 @@ fn an_import_waits_for_the_reader_to_end() {
     let (go_on, gone_on) = channel();
     let sender = thread::spawn(move || {
         for id in 0..600 {
-            // More than one batch, so that the first is stored before there is a reader.
+            // More than one batch, so that the first is stored before the reader starts.
             if id == 200 {
                 gone_on.recv().expect("a reader");
             }
             writeln!(input, "{}", plant(id)).expect("it reads");
         }
     });
-    wait_until("it has begun", || !crate::harness::plants(here).is_empty());
+    wait_until("the import has started", || {
+        !crate::harness::plants(here).is_empty()
+    });
     let reader = read(here);
     go_on.send(()).expect("a sender");
     let said = || fs::read_to_string(here.join("said")).expect("a file");

@@ -1,4 +1,4 @@
-//! A client that sends what it is told to, byte by byte, and reads one response at a time.
+//! A raw HTTP client: sends exact bytes and reads one response at a time.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ pub struct Client {
     stream: BufReader<TcpStream>,
 }
 
-/// A response, whole.
+/// A complete response.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
@@ -44,12 +44,12 @@ impl Client {
             .expect("the server listens");
     }
 
-    /// Sends what it can of these bytes to a server that may hang up.
-    pub fn send_as_far_as_it_goes(&mut self, bytes: impl AsRef<[u8]>) {
+    /// Sends as many of these bytes as possible to a server that may close the connection.
+    pub fn try_send(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.stream.get_mut().write_all(bytes.as_ref());
     }
 
-    /// Says that there is no more to come.
+    /// Closes the sending side of the connection.
     pub fn finish(&mut self) {
         self.stream
             .get_mut()
@@ -68,7 +68,7 @@ impl Client {
         self.response()
     }
 
-    /// Sends a request with these header lines, and without a body.
+    /// Sends a request with these header lines and without a body.
     pub fn request(&mut self, method_and_path: &str, headers: &str) -> Response {
         self.send(format!(
             "{method_and_path} HTTP/1.1\r\nhost: x\r\n{headers}\r\n"
@@ -80,7 +80,7 @@ impl Client {
         self.try_response().expect("a response")
     }
 
-    /// The next response, or none if the server hangs up instead.
+    /// The next response; none if the server closes the connection.
     pub fn try_response(&mut self) -> Option<Response> {
         let line = self.line()?;
         let status = line.split(' ').nth(1)?.parse().expect("a status");
@@ -88,7 +88,7 @@ impl Client {
         loop {
             let line = self.line()?;
             let Some((name, value)) = line.trim_end().split_once(": ") else {
-                assert_eq!(line, "\r\n", "a head that breaks off");
+                assert_eq!(line, "\r\n", "headers are truncated");
                 break;
             };
             headers.push((name.to_ascii_lowercase(), value.to_owned()));
@@ -109,12 +109,12 @@ impl Client {
         assert_eq!(
             read.ok(),
             usize::try_from(length).ok(),
-            "a body that breaks off"
+            "the body is truncated"
         );
         Some(response)
     }
 
-    /// The next line; none if the server hangs up. That it stays silent is another matter.
+    /// The next line; none if the server closes the connection. Panics on a timeout.
     fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.stream.read_line(&mut line) {
@@ -127,14 +127,16 @@ impl Client {
         }
     }
 
-    /// All that comes until the server hangs up.
+    /// Everything until the server closes the connection.
     pub fn everything(&mut self) -> String {
         let mut text = String::new();
-        self.stream.read_to_string(&mut text).expect("it hangs up");
+        self.stream
+            .read_to_string(&mut text)
+            .expect("the server closes the connection");
         text
     }
 
-    /// Whether nothing arrives, and nobody hangs up, for so long.
+    /// Whether for this long nothing arrives and the connection stays open.
     pub fn is_silent_for(&mut self, time: Duration) -> bool {
         let stream = self.stream.get_ref();
         stream.set_read_timeout(Some(time)).expect("a socket");
@@ -143,7 +145,7 @@ impl Client {
         silent
     }
 
-    /// Whether the server hangs up without another byte.
+    /// Whether the server closes the connection without sending anything.
     pub fn is_closed(&mut self) -> bool {
         match self.stream.read(&mut [0]) {
             Ok(bytes) => bytes == 0,
@@ -177,7 +179,7 @@ impl Response {
         serde_json::from_str(&self.body).expect("JSON")
     }
 
-    /// The number of an error, once all that every error has is found to be there.
+    /// The error number, after checking what all error responses have in common.
     pub fn error(&self) -> u64 {
         let body = self.json();
         let number = body["error"].as_u64().unwrap_or_else(|| panic!("{self:?}"));

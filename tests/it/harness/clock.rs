@@ -1,10 +1,10 @@
-//! A clock that can be set, for one process: libfaketime.
+//! A settable clock for one process, with libfaketime.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The time of a process, as libfaketime reads it: `+0`, `-400d`, `+50y`.
+/// The file with the offset of the clock in libfaketime's syntax: `+0`, `-400d`, `+50y`.
 pub struct Clock(PathBuf);
 
 impl Clock {
@@ -18,7 +18,7 @@ impl Clock {
         fs::rename(next, &self.0).expect("a file");
     }
 
-    /// Has a command see this clock. The monotonic clock stays as it is.
+    /// Makes a command use this clock. The monotonic clock is not changed.
     pub fn apply_to(&self, command: &mut Command) {
         command
             .env("LD_PRELOAD", library())
@@ -28,7 +28,7 @@ impl Clock {
     }
 }
 
-/// Debian keeps it in a directory named after the architecture.
+/// Debian installs it in a directory named after the architecture.
 fn library() -> PathBuf {
     let directories = fs::read_dir("/usr/lib").expect("/usr/lib");
     directories

@@ -1,5 +1,4 @@
-//! The binary, started on a free port with a fresh store, and a client that says exactly what it
-//! is told to. Every wait is bounded; what was started is stopped.
+//! Runs the real binary on a free port with a fresh store. Every wait has a timeout, and every process is stopped.
 
 mod client;
 pub mod clock;
@@ -21,21 +20,20 @@ use tempfile::TempDir;
 
 pub use client::{Client, Response, add_request};
 
-/// Far longer than anything takes: a wait that ends here is a failure.
+/// The timeout of every wait, far longer than anything takes.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the panic of such a wait says.
-pub const HANG: &str = "waited in vain";
+/// The panic message of a wait that timed out.
+pub const HANG: &str = "timed out";
 
-/// Names another binary than the one that was built with the tests: one that is broken on purpose.
+/// The environment variable that names another binary to test, such as one with deliberate breaks.
 pub const BINARY_UNDER_TEST: &str = "BINARY_UNDER_TEST";
 
-/// A directory for one test.
 pub fn directory() -> TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
-/// The binary, with nothing of the environment that could change what it does.
+/// The binary, without settings from the environment.
 pub fn plantstore(directory: &Path) -> Command {
     let ours = env!("CARGO_BIN_EXE_plantstore").into();
     let mut command = Command::new(std::env::var_os(BINARY_UNDER_TEST).unwrap_or(ours));
@@ -51,7 +49,7 @@ pub fn plantstore(directory: &Path) -> Command {
     command
 }
 
-/// Runs a command of the binary to its end.
+/// Runs a command and waits for it to exit.
 pub fn run(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = plantstore(directory);
     command.args(arguments);
@@ -68,7 +66,7 @@ pub fn run(directory: &Path, arguments: &[&str]) -> Output {
     output.expect("its output")
 }
 
-/// Runs a command that must go well; gives its standard output.
+/// Runs a command that must succeed; returns its standard output.
 pub fn run_ok(directory: &Path, arguments: &[&str]) -> String {
     let output = run(directory, arguments);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -76,7 +74,7 @@ pub fn run_ok(directory: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Waits for a fact.
+/// Waits until a condition holds.
 pub fn wait_until(what: &str, mut fact: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !fact() {
@@ -85,28 +83,28 @@ pub fn wait_until(what: &str, mut fact: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for a process to end by itself.
+/// Waits for a process to exit.
 pub fn wait_for_exit(child: &mut Child) -> ExitStatus {
     let mut status = None;
-    wait_until("the process ends", || {
+    wait_until("the process exits", || {
         status = child.try_wait().expect("a child");
         status.is_some()
     });
     status.expect("just seen")
 }
 
-/// Where a service keeps its files, and whether that goes with it.
-enum Place {
+/// The data directory: deleted with the server, or owned by the test.
+enum DataDirectory {
     Own(TempDir),
     Given(PathBuf),
 }
 
-/// A running service.
+/// A running server.
 pub struct Server {
     child: Child,
     address: SocketAddr,
     ops_address: Option<SocketAddr>,
-    directory: Place,
+    directory: DataDirectory,
     lines: Receiver<String>,
     seen: Arc<Mutex<String>>,
 }
@@ -121,7 +119,7 @@ impl Server {
     pub fn start_with(arguments: &[&str]) -> Self {
         let directory = directory();
         let mut server = Self::start_in(directory.path(), arguments);
-        server.directory = Place::Own(directory);
+        server.directory = DataDirectory::Own(directory);
         server
     }
 
@@ -134,8 +132,8 @@ impl Server {
         Self::start_command(command, directory)
     }
 
-    /// With a log that says nothing of what goes well, so that its address has to be chosen for it.
-    pub fn start_quietly_in(directory: &Path) -> Self {
+    /// With `--log-level warn`, so that the address is not logged and has to be chosen.
+    pub fn start_with_quiet_log_in(directory: &Path) -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = port.local_addr().expect("an address");
         drop(port);
@@ -152,8 +150,7 @@ impl Server {
         server
     }
 
-    /// Under `strace`, which does to its system calls what it is told to. (With `-D` the process
-    /// that is started is the service, and `strace` is its grandchild.)
+    /// Under `strace` with these options. (With `-D` the child process is the server, and `strace` is its grandchild.)
     pub fn start_under_strace(directory: &Path, strace: &[&str], arguments: &[&str]) -> Self {
         Self::start_command(
             Self::strace_command(directory, strace, arguments),
@@ -161,7 +158,7 @@ impl Server {
         )
     }
 
-    /// With a fault in its system calls: `fdatasync:error=EIO:when=6+`. Calls are counted for each thread.
+    /// With a fault in its system calls: `fdatasync:error=EIO:when=6+`. strace counts calls per thread.
     pub fn start_with_fault(directory: &Path, fault: &str, arguments: &[&str]) -> Self {
         let call = fault.split(':').next().expect("a call");
         let trace = format!("trace=fsync,{call}");
@@ -169,7 +166,7 @@ impl Server {
         Self::start_under_strace(directory, &["-e", &trace, "-e", &inject], arguments)
     }
 
-    /// The same for one that may not live long enough to listen.
+    /// The same for a server that may exit before it listens.
     pub fn try_start_under_strace(
         directory: &Path,
         strace: &[&str],
@@ -179,7 +176,7 @@ impl Server {
         Self::try_start_command(command, directory).ok()
     }
 
-    /// The service under `strace`, to be started.
+    /// The command that runs the server under `strace`.
     pub fn strace_command(directory: &Path, strace: &[&str], arguments: &[&str]) -> Command {
         let plain = plantstore(directory);
         let mut command = Command::new("strace");
@@ -200,14 +197,14 @@ impl Server {
         command
     }
 
-    /// By this command, in this directory.
+    /// With this command, in this directory.
     pub fn start_command(command: Command, directory: &Path) -> Self {
         Self::try_start_command(command, directory).unwrap_or_else(|logged| {
-            panic!("it does not listen:\n{logged}");
+            panic!("the server does not listen:\n{logged}");
         })
     }
 
-    /// A server that listens, or what it logged instead.
+    /// A server that listens, or the log of one that exits instead.
     pub fn try_start_command(command: Command, directory: &Path) -> Result<Self, String> {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut server = Self::spawn(command, directory, nowhere);
@@ -238,13 +235,13 @@ impl Server {
             child,
             address,
             ops_address: None,
-            directory: Place::Given(directory.to_owned()),
+            directory: DataDirectory::Given(directory.to_owned()),
             lines,
             seen,
         }
     }
 
-    /// The next line of the log that is so.
+    /// Waits for the next log line that matches.
     pub fn wait_for_line(&self, is_so: impl Fn(&Value) -> bool) -> Value {
         let line = self.next_line(is_so);
         line.unwrap_or_else(|| panic!("no such line in the log:\n{}", self.everything_logged()))
@@ -262,12 +259,12 @@ impl Server {
         }
     }
 
-    /// All of standard error so far.
+    /// Standard error so far.
     pub fn everything_logged(&self) -> String {
         self.seen.lock().expect("no panic").clone()
     }
 
-    /// The system calls that `strace` has written down so far.
+    /// The output of `strace` so far.
     pub fn trace(&self) -> String {
         std::fs::read_to_string(self.directory().join("strace.out")).unwrap_or_default()
     }
@@ -276,20 +273,20 @@ impl Server {
         self.address
     }
 
-    /// Of the private listener.
+    /// The address of the private listener.
     pub fn ops_address(&self) -> SocketAddr {
         self.ops_address.expect("it has a private listener")
     }
 
-    /// Asks the private listener.
+    /// Sends a GET request to the private listener.
     pub fn ask(&self, path: &str) -> Response {
         Client::connect(self.ops_address()).request(&format!("GET {path}"), "")
     }
 
     pub fn directory(&self) -> &Path {
         match &self.directory {
-            Place::Own(directory) => directory.path(),
-            Place::Given(directory) => directory,
+            DataDirectory::Own(directory) => directory.path(),
+            DataDirectory::Given(directory) => directory,
         }
     }
 
@@ -317,18 +314,18 @@ impl Server {
         self.connect().add(&self.token(), body.as_ref())
     }
 
-    /// Adds a plant that must be taken.
+    /// Adds a plant that must be accepted.
     pub fn add_ok(&self, body: impl AsRef<[u8]>) {
         let response = self.add(body);
         assert_eq!(response.status, 200, "{response:?}");
     }
 
-    /// Waits until what was connected before is accepted: connections are accepted in order.
+    /// Waits until all earlier connections are accepted: connections are accepted in order.
     pub fn wait_for_connection(&self) {
         assert_eq!(self.connect().request("GET /nothing", "").status, 404);
     }
 
-    /// Ends it as a power switch would, but for the page cache.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().expect("it was running");
         self.child.wait().expect("a child");
@@ -341,7 +338,7 @@ impl Server {
         assert!(sent.expect("kill runs").success());
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM and waits for the exit.
     pub fn terminate(&mut self) -> ExitStatus {
         self.signal("-TERM");
         self.wait_for_exit()
@@ -359,7 +356,7 @@ impl Server {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// The most memory that it has had so far.
+    /// The peak resident memory so far.
     pub fn peak_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
         let status = status.expect("it is running");
@@ -368,7 +365,7 @@ impl Server {
         peak.parse().expect("a number")
     }
 
-    /// What is stored.
+    /// All stored plants.
     pub fn plants(&self) -> Vec<(i64, String, Option<String>)> {
         plants(self.directory())
     }
@@ -381,7 +378,7 @@ impl Drop for Server {
     }
 }
 
-/// What is stored in `plantstore.db` of this directory.
+/// All plants in `plantstore.db` of this directory.
 pub fn plants(directory: &Path) -> Vec<(i64, String, Option<String>)> {
     if let Some(store) = postgres::store(directory) {
         return postgres::plants(&store);
@@ -394,14 +391,14 @@ pub fn plants(directory: &Path) -> Vec<(i64, String, Option<String>)> {
     rows.expect("rows").collect::<Result<_, _>>().expect("rows")
 }
 
-/// The database of this directory, to read.
+/// Opens the database of this directory with SQLite.
 pub fn open(directory: &Path) -> Connection {
     let path = directory.join("plantstore.db");
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE);
     connection.expect("the database")
 }
 
-/// Who added which plant within the last minute.
+/// The plants that were added within the last minute, each with the name of its token.
 pub fn added_within_a_minute(directory: &Path) -> Vec<(i64, String)> {
     let (schema, now, minute) = match postgres::store(directory) {
         Some(_) => ("plantstore.", "now()", "interval '1 minute'"),
@@ -447,7 +444,7 @@ pub fn plant_checksum(
     crc32fast::hash(&parts.concat()).cast_signed()
 }
 
-/// Copies the tokens of another store by hand.
+/// Copies the tokens of another store with SQL.
 pub fn copy_tokens(from: &Path, to: &Path) {
     if let (Some(from), Some(to)) = (postgres::store(from), postgres::store(to)) {
         let read = async |client: &tokio_postgres::Client| {

@@ -1,5 +1,5 @@
-//! The same tests over PostgreSQL: with `TEST_POSTGRES` in the environment (`scripts/with-postgres`), what would be
-//! the database file of a directory is a database of that server.
+//! Runs the same tests against PostgreSQL: if `TEST_POSTGRES` is set (`scripts/with-postgres`), each directory stands for a
+//! database of that server instead of a database file.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,12 +10,12 @@ use tokio_postgres::{Client, NoTls};
 /// The URL of a server, without a database.
 const TEST_POSTGRES: &str = "TEST_POSTGRES";
 
-/// Whether stores are databases of a server.
+/// Whether the tests run against PostgreSQL.
 pub fn is_under_test() -> bool {
     std::env::var_os(TEST_POSTGRES).is_some()
 }
 
-/// The store of this directory, made if it is not there; none if it is a file.
+/// The database URL for this directory, created if necessary; none if the tests run against SQLite.
 pub fn store(directory: &Path) -> Option<String> {
     static MADE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
     let server = std::env::var(TEST_POSTGRES).ok()?;
@@ -32,7 +32,7 @@ pub fn store(directory: &Path) -> Option<String> {
     Some(url)
 }
 
-/// What is stored there.
+/// All stored plants.
 pub fn plants(store: &str) -> Vec<(i64, String, Option<String>)> {
     with_client(store, async |client| {
         let sql = "SELECT id, name, tag FROM plantstore.plants ORDER BY id";
@@ -45,7 +45,7 @@ pub fn plants(store: &str) -> Vec<(i64, String, Option<String>)> {
     })
 }
 
-/// Has something done with a connection.
+/// Runs a closure with a connection.
 pub fn with_client<T>(url: &str, work: impl AsyncFnOnce(&Client) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -58,7 +58,7 @@ pub fn with_client<T>(url: &str, work: impl AsyncFnOnce(&Client) -> T) -> T {
     })
 }
 
-/// U+0000 is kept as U+001A '0', and U+001A as U+001A '1'.
+/// U+0000 is stored as U+001A '0', and U+001A as U+001A '1'.
 fn original(stored: &str) -> String {
     let mut parts = stored.split('\u{1a}');
     let mut text = parts.next().expect("a part").to_owned();
