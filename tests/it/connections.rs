@@ -1,4 +1,4 @@
-//! Connections: deadlines, the cap, and the drain.
+//! Connections: timeouts, the connection limit, pipelining, and the drain.
 
 use std::thread;
 use std::time::Duration;
@@ -20,25 +20,25 @@ fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
 }
 
 #[test]
-fn a_connection_on_which_nothing_is_ever_said_is_closed() {
+fn a_connection_without_a_request_is_closed() {
     let server = Server::start_with(&["--header-timeout", "200ms", "--idle-timeout", "60s"]);
     assert!(server.connect().is_closed());
 }
 
 #[test]
-fn a_client_that_does_not_take_its_answers_is_cut_off() {
+fn a_client_that_does_not_read_its_responses_is_disconnected() {
     let server = Server::start_with(&["--idle-timeout", "300ms", "--max-connections", "1"]);
     let mut deaf = server.connect();
-    // Asks for more than the kernel's buffers hold, and reads none of it.
+    // Requests more than the kernel's buffers hold, and does not read.
     for _ in 0..20 {
         deaf.try_send("GET /openapi.json HTTP/1.1\r\n\r\n".repeat(1000));
     }
-    // The one slot is free again.
+    // The only connection slot is free again.
     assert_eq!(server.add(BODY).status, 200);
 }
 
 #[test]
-fn more_connections_than_the_cap_wait_for_their_turn() {
+fn connections_beyond_the_limit_wait() {
     let server = Server::start_with(&["--max-connections", "2"]);
     let token = server.token();
     let mut first = server.connect();
@@ -51,14 +51,14 @@ fn more_connections_than_the_cap_wait_for_their_turn() {
     assert_eq!(
         server.plants().len(),
         1,
-        "the third was served beside two others"
+        "a third connection was served at the same time"
     );
     drop(first);
     assert_eq!(third.response().status, 200);
 }
 
 #[test]
-fn a_client_that_has_said_all_it_wants_to_say_gets_its_answer() {
+fn a_client_that_has_closed_its_sending_side_gets_its_response() {
     let server = Server::start();
     let mut client = server.connect();
     client.send_add(&server.token(), BODY);
@@ -68,7 +68,7 @@ fn a_client_that_has_said_all_it_wants_to_say_gets_its_answer() {
 }
 
 #[test]
-fn requests_on_one_connection_are_answered_in_order_also_when_sent_at_once() {
+fn pipelined_requests_are_answered_in_order() {
     let server = Server::start();
     let token = server.token();
     let mut client = server.connect();
@@ -98,7 +98,7 @@ fn a_body_may_be_chunked_and_waited_for_with_100_continue() {
 }
 
 #[test]
-fn small_answers_are_not_held_back_by_the_kernel() {
+fn small_responses_are_not_delayed_by_nagle() {
     let directory = directory();
     let strace = ["-e", "trace=setsockopt"];
     let server = Server::start_under_strace(directory.path(), &strace, &[]);
@@ -109,7 +109,7 @@ fn small_answers_are_not_held_back_by_the_kernel() {
 }
 
 #[test]
-fn sigterm_and_ctrl_c_answer_what_was_accepted_and_end_with_0() {
+fn sigterm_and_sigint_finish_accepted_requests_and_exit_with_0() {
     for signal in ["-TERM", "-INT"] {
         let mut server = Server::start();
         let request = add_request(&server.token(), BODY);
@@ -146,7 +146,7 @@ fn sigterm_and_ctrl_c_answer_what_was_accepted_and_end_with_0() {
 }
 
 #[test]
-fn a_request_that_crosses_the_drain_is_answered() {
+fn a_request_sent_while_the_drain_starts_gets_a_response() {
     let mut server = Server::start();
     let token = server.token();
     let mut client = server.connect();
@@ -162,7 +162,7 @@ fn a_request_that_crosses_the_drain_is_answered() {
     assert_eq!(server.plants().len(), 2);
 }
 
-/// A client that has sent more requests than the kernel's buffers have room for responses, and reads none of them.
+/// A client that has sent more requests than the kernel's buffers can hold responses, and does not read.
 fn deaf(server: &Server) -> Client {
     let mut deaf = server.connect();
     for _ in 0..20 {
@@ -182,7 +182,7 @@ fn deaf(server: &Server) -> Client {
 }
 
 #[test]
-fn a_drain_ends_at_its_limit_or_when_asked_twice() {
+fn a_drain_ends_at_its_timeout_or_at_the_second_signal() {
     let limits = ["--idle-timeout", "20m", "--drain-timeout"];
     let mut server = Server::start_with(&[&limits[..], &["1s"]].concat());
     let _stuck = deaf(&server);
@@ -200,7 +200,7 @@ fn a_drain_ends_at_its_limit_or_when_asked_twice() {
 }
 
 #[test]
-fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_answered() {
+fn incomplete_requests_do_not_delay_a_drain_and_requests_in_flight_get_responses() {
     let limits = ["--header-timeout", "100m", "--body-timeout", "100m"];
     let limits = [&limits[..], &["--drain-timeout", "60m"]].concat();
     let mut server = Server::start_with(&limits);
@@ -214,7 +214,7 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
                 0 => {} // nothing at all
                 1 => client.send("POST /pla"),
                 2 => client.send(&request[..head_len - 2]),
-                // A second request on a connection that was used before.
+                // The second request of a connection.
                 3 => {
                     assert_eq!(client.add(&token, BODY).status, 200);
                     client.send(&request[..head_len / 2]);
@@ -224,7 +224,7 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
             client
         })
         .collect();
-    // It sends on after its response, for as long as it is listened to.
+    // It continues to send after its response while the connection is open.
     let mut talker = server.connect();
     talker.send("GET /nothing HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n");
     assert_eq!(talker.response().error(), 40400);
@@ -240,7 +240,7 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
         (response.status, response.header("connection")),
         (200, Some("close"))
     );
-    // None of the limits is over by far.
+    // None of the timeouts has expired.
     wait_until("the process ends", || {
         talker.try_send("x");
         server.has_ended()
@@ -248,7 +248,7 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
     assert_eq!(server.wait_for_exit().code(), Some(0));
     for (number, client) in half_sent.iter_mut().enumerate() {
         match number % 5 {
-            // Whoever has begun a request is told to send it again.
+            // An incomplete request gets a response that it can be retried.
             0 => assert!(client.is_closed()),
             _ => assert_eq!(client.response().error(), 40800, "{number}"),
         }
@@ -256,7 +256,7 @@ fn requests_that_are_not_complete_do_not_delay_a_drain_and_those_in_flight_are_a
 }
 
 #[test]
-fn a_head_that_drips_in_is_not_waited_for() {
+fn headers_that_arrive_too_slowly_time_out() {
     let server = Server::start_with(&["--header-timeout", "1s"]);
     let mut client = server.connect();
     let mut drops = 0;
@@ -269,7 +269,7 @@ fn a_head_that_drips_in_is_not_waited_for() {
 }
 
 #[test]
-fn a_body_in_a_million_pieces_takes_no_more_memory_than_it_has_bytes() {
+fn a_body_in_a_million_chunks_needs_no_more_memory_than_its_size() {
     let server = Server::start_with(&["--body-timeout", "10m"]);
     server.add_ok(format!(r#"{}{{"id":1,"name":"x"}}"#, " ".repeat(1_000_000)));
     let whole_kib = server.peak_kib();
@@ -288,7 +288,7 @@ fn a_body_in_a_million_pieces_takes_no_more_memory_than_it_has_bytes() {
         assert_eq!(client.response().status, 200);
     }
     let peak_kib = server.peak_kib();
-    // Each piece used to keep a buffer of the connection alive: 37 MiB for such a body.
+    // Each chunk used to keep a buffer of the connection alive: 37 MiB for this body.
     let more_kib = peak_kib.saturating_sub(whole_kib);
     assert!(more_kib < 24 << 10, "{whole_kib} KiB, then {peak_kib}");
 }

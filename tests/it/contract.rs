@@ -1,4 +1,4 @@
-//! What a request gets: every row of the design's first table.
+//! The contract of `POST /plants`: new plants, replays, conflicts, and the accepted forms of each member.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::harness::{Client, Server, directory};
 
 #[test]
-fn a_new_plant_is_answered_without_its_id() {
+fn the_response_to_a_new_plant_has_no_id() {
     let server = Server::start();
     let response = server.add(r#"{"id":1,"name":"Monstera","tag":"indoor"}"#);
     assert_eq!(response.status, 200);
@@ -24,7 +24,7 @@ fn a_new_plant_is_answered_without_its_id() {
 }
 
 #[test]
-fn a_plant_without_a_tag_is_answered_without_a_tag() {
+fn the_response_to_a_plant_without_a_tag_has_no_tag() {
     let server = Server::start();
     assert_eq!(
         server.add(r#"{"id":1,"name":"Fern"}"#).body,
@@ -34,13 +34,13 @@ fn a_plant_without_a_tag_is_answered_without_a_tag() {
 }
 
 #[test]
-fn the_same_plant_again_gets_the_same_answer_also_after_a_kill_and_is_stored_once() {
+fn a_replay_gets_the_same_response_even_after_a_kill_and_is_stored_once() {
     let directory = directory();
     let mut server = Server::start_in(directory.path(), &[]);
     let first = server.add(r#"{"id":1,"name":"Fern","tag":"shade"}"#);
     assert_eq!(first.status, 200);
     for round in 0..3 {
-        // The same plant, not the same bytes.
+        // The same plant in different bytes.
         let again = server.add(r#"{ "tag": "shade", "other": 1, "name": "\u0046ern", "id": 1.0 }"#);
         assert_eq!(
             (again.status, &again.body),
@@ -62,7 +62,7 @@ fn the_same_plant_again_gets_the_same_answer_also_after_a_kill_and_is_stored_onc
 }
 
 #[test]
-fn a_taken_id_keeps_its_first_plant() {
+fn a_conflict_does_not_change_the_stored_plant() {
     let server = Server::start();
     server.add_ok(r#"{"id":1,"name":"Fern","tag":"shade"}"#);
     server.add_ok(r#"{"id":2,"name":"Fern"}"#);
@@ -130,7 +130,7 @@ fn a_hundred_clients_sending_the_same_plant_all_succeed_and_it_is_stored_once() 
 }
 
 #[test]
-fn unknown_members_are_ignored_however_deep() {
+fn unknown_members_are_ignored_at_any_depth() {
     let server = Server::start();
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let body =
@@ -139,7 +139,7 @@ fn unknown_members_are_ignored_however_deep() {
 }
 
 #[test]
-fn an_integer_is_one_however_it_is_written_over_the_whole_range() {
+fn every_notation_of_an_integer_is_accepted_exactly_over_the_whole_range() {
     let server = Server::start();
     let ids = [
         ("-9223372036854775808", i64::MIN),
@@ -167,7 +167,7 @@ fn an_integer_is_one_however_it_is_written_over_the_whole_range() {
 }
 
 #[test]
-fn any_json_string_is_kept_exactly() {
+fn any_json_string_is_stored_exactly() {
     let server = Server::start();
     let names = [
         "",
@@ -183,7 +183,7 @@ fn any_json_string_is_kept_exactly() {
         let body = json!({"id": id, "name": name, "tag": name}).to_string();
         let response = server.add(&body);
         assert_eq!(response.json(), json!({"name": name, "tag": name}));
-        // A replay compares all of it, also what follows a U+0000.
+        // A replay compares the whole string, including what follows U+0000.
         assert_eq!(server.add(&body).status, 200);
     }
     for ((_, name, tag), sent) in server.plants().into_iter().zip(names) {
@@ -192,7 +192,7 @@ fn any_json_string_is_kept_exactly() {
 }
 
 #[test]
-fn what_is_no_plant_is_refused_and_not_stored() {
+fn an_invalid_plant_is_rejected_and_not_stored() {
     let server = Server::start();
     for body in [
         r#"{"id":1,"name":"x","tag":null}"#,
@@ -218,7 +218,7 @@ fn what_is_no_plant_is_refused_and_not_stored() {
 }
 
 #[test]
-fn the_description_is_served_and_printed_as_it_stands_in_the_repository() {
+fn the_served_and_printed_openapi_description_is_the_file_of_the_repository() {
     let server = Server::start();
     let contract = include_str!("../../openapi.yaml");
     let yaml = server.connect().request("GET /openapi.yaml", "");

@@ -1,5 +1,5 @@
-//! The docs page as it is served: all of the contract, escaped, with headers that keep everything else
-//! out. What a browser makes of it is tested in `tests/browser/`.
+//! The served docs page: the whole contract, escaped, with security headers. Its behaviour in a browser is tested in
+//! `tests/browser/`.
 
 #[path = "../../build/html.rs"]
 mod html;
@@ -23,7 +23,7 @@ const DESCRIPTIONS: [(&str, &str); 2] = [
     ("/openapi.yaml", "application/yaml"),
 ];
 
-/// Enough for the page, its style, its script and its icon together.
+/// The size limit of the page with its style, script and icon.
 const BYTES_MAX: usize = 64 << 10;
 
 fn ok(client: &mut Client, path: &str) -> Response {
@@ -33,7 +33,7 @@ fn ok(client: &mut Client, path: &str) -> Response {
 }
 
 #[test]
-fn the_root_leads_to_the_page_whatever_a_proxy_puts_before_it() {
+fn the_root_redirects_to_the_page_behind_any_path_prefix() {
     let server = Server::start();
     let mut client = server.connect();
     for (path, target) in [("/", "docs"), ("/docs/", "../docs"), ("/?x=y", "docs")] {
@@ -44,7 +44,7 @@ fn the_root_leads_to_the_page_whatever_a_proxy_puts_before_it() {
             assert!(response.header("x-request-id").is_some());
         }
     }
-    // Every address on the page is relative, too.
+    // Every URL on the page is relative, too.
     let page = ok(&mut client, "/docs").body;
     for attribute in ["href=\"", "src=\""] {
         for address in page.split(attribute).skip(1) {
@@ -55,7 +55,7 @@ fn the_root_leads_to_the_page_whatever_a_proxy_puts_before_it() {
 }
 
 #[test]
-fn every_file_says_what_it_is_and_what_it_may_do() {
+fn every_file_has_a_content_type_and_security_headers() {
     let server = Server::start();
     let mut client = server.connect();
     for (path, media_type) in FILES.into_iter().chain(DESCRIPTIONS) {
@@ -77,7 +77,7 @@ fn every_file_says_what_it_is_and_what_it_may_do() {
 }
 
 #[test]
-fn head_is_answered_as_get_but_for_the_body() {
+fn head_gets_the_response_of_get_without_the_body() {
     let server = Server::start();
     for (path, _) in FILES.into_iter().chain(DESCRIPTIONS) {
         let text = ok(&mut server.connect(), path).body;
@@ -94,7 +94,7 @@ fn head_is_answered_as_get_but_for_the_body() {
 }
 
 #[test]
-fn what_a_browser_has_is_not_sent_again_and_what_has_changed_is() {
+fn a_cached_file_is_revalidated_with_its_etag() {
     let server = Server::start();
     let mut client = server.connect();
     let mut tags = BTreeSet::new();
@@ -158,7 +158,7 @@ fn the_page_has_every_error_of_the_catalogue() {
     assert_eq!(page.matches("id=\"error-").count(), ErrorKind::ALL.len());
 }
 
-/// What a reader sees: the text between the tags, spelled out.
+/// The visible text: between the tags, unescaped.
 fn text_of(page: &str) -> String {
     let pieces = page
         .split('<')
@@ -176,7 +176,7 @@ fn text_of(page: &str) -> String {
     .fold(text, |text, (from, to)| text.replace(from, to))
 }
 
-/// Every sentence of the contract, every name and every number.
+/// Every text, name and number of the contract.
 fn said(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(members) => {
@@ -199,11 +199,11 @@ fn said(value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn the_page_says_everything_that_the_contract_says() {
+fn the_page_contains_the_whole_contract() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
     let text = text_of(&page);
     let mut contract: Value = serde_saphyr::from_str(OPENAPI_YAML).expect("YAML");
-    // Names that only tie the parts of the description together.
+    // Names that only connect the parts of the description.
     contract["components"]["headers"] = contract["components"]["headers"]
         .as_object()
         .expect("headers")
@@ -222,14 +222,14 @@ fn the_page_says_everything_that_the_contract_says() {
         .expect("a name");
     assert!(page.contains(&format!("id=\"{operation_id}\"")));
     for sentence in sentences {
-        // A type is a word, an object is shown as its members, the address is where the page is.
+        // A type is shown as a word, an object as its members, and the server URL is that of the page.
         let elsewhere = ["object", "/", operation_id, "http"].contains(&&*sentence);
         assert!(elsewhere || text.contains(&sentence), "{sentence}");
     }
 }
 
 #[test]
-fn nothing_of_the_contract_can_become_a_part_of_the_page() {
+fn html_in_the_contract_is_escaped() {
     let hostile = r#"</p><script>alert("1")</script> & 'x' `<b>`"#;
     for html in [html::escape(hostile), html::prose(hostile)] {
         assert!(!html.contains("<script") && !html.contains("<b>") && !html.contains(['"', '\'']));

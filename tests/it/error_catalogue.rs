@@ -1,11 +1,11 @@
-//! The catalogue of errors is one: in the code, in `openapi.yaml` and in `docs/errors.md`.
+//! The error catalogue is the same in the code, in `openapi.yaml` and in `docs/errors.md`.
 
 use std::collections::BTreeMap;
 
 use plantstore::{ErrorKind, OPENAPI_YAML};
 use serde_json::Value;
 
-/// Number → (status, when), as the code has it.
+/// Number → (status, condition), from the code.
 fn in_code() -> BTreeMap<u64, (String, String)> {
     let entry = |kind: &ErrorKind| {
         let status = kind.status().as_u16().to_string();
@@ -15,7 +15,7 @@ fn in_code() -> BTreeMap<u64, (String, String)> {
 }
 
 #[test]
-fn the_page_lists_every_error_with_its_status_and_when_it_is_answered() {
+fn the_page_lists_every_error_with_its_status_and_condition() {
     let page = include_str!("../../docs/errors.md");
     let mut on_page = BTreeMap::new();
     for line in page.lines() {

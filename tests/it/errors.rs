@@ -1,5 +1,4 @@
-//! Errors: every row of the design's second table that needs no fault of the disk (those are in
-//! `faults`). `Response::error` checks what all errors have in common.
+//! Error responses that need no disk fault (those are in `faults`). `Response::error` checks what all of them have in common.
 
 use crate::harness::{Server, run_ok};
 
@@ -138,7 +137,7 @@ fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
     };
     assert_eq!(server.add(plant(1 << 20)).status, 200);
 
-    // A client that sends all of its body before it reads anything must get the response, too.
+    // A client that sends its whole body before it reads gets the response, too.
     for bytes in [(1 << 20) + 1, 8 << 20] {
         let mut client = server.connect();
         client.send_add(&token, plant(bytes).as_bytes());
@@ -160,7 +159,7 @@ fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
 }
 
 #[test]
-fn a_limit_of_another_size_holds() {
+fn the_body_limit_can_be_configured() {
     let server = Server::start_with(&["--max-body-bytes", "20"]);
     server.add_ok(r#"{"id":1,"name":"xx"}"#);
     assert_eq!(server.add(r#"{"id":1,"name":"xxx"}"#).error(), 40013);
@@ -259,14 +258,13 @@ fn unknown_and_revoked_tokens_are_40101_and_expired_ones_40102() {
 fn credentials_are_checked_before_the_body_is_read() {
     let server = Server::start();
     let mut client = server.connect();
-    // Neither the type nor the size of a stranger's body matters, and not a byte of it is waited
-    // for.
+    // Without valid credentials neither the type nor the size of the body matters, and the server does not read it.
     client.send(
         "POST /plants HTTP/1.1\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
     );
     let response = client.response();
     assert_eq!(response.error(), 40100);
-    // The rest of the body is in the way of another request, and the client is told so.
+    // The connection cannot be reused after an unread body, so the response closes it.
     assert_eq!(response.header("connection"), Some("close"));
 
     let mut client = server.connect();
@@ -323,7 +321,7 @@ fn a_head_that_is_too_slow_is_40800() {
     assert_eq!(client.response().error(), 40800);
     assert!(client.is_closed());
 
-    // Also when there was a request before on the connection.
+    // Also for the second request of a connection.
     let mut client = server.connect();
     assert_eq!(client.add(&server.token(), BODY).status, 200);
     client.send("POST");
@@ -361,7 +359,7 @@ fn a_token_over_its_rate_limit_gets_42900_and_retry_after() {
         assert_eq!(response.error(), 42900);
         assert_eq!(response.header("retry-after"), Some("1"));
     }
-    // It holds for that token alone.
+    // The limit applies to that token only.
     assert_eq!(server.connect().add(&server.token(), BODY).status, 200);
 }
 

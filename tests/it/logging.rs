@@ -1,12 +1,11 @@
-//! The log: JSON lines when it is no terminal, one a request, with what an operator needs and
-//! nothing that a client would mind.
+//! The log: JSON lines unless it is a terminal, one line per request, without values or secrets of clients.
 
 use serde_json::Value;
 
 use crate::harness::{Client, Server, run_ok};
 
 #[test]
-fn a_request_is_one_line_with_all_that_is_known_of_it() {
+fn a_request_is_one_line_with_all_fields() {
     let server = Server::start();
     let response = server.add(r#"{"id":1,"name":"a secret name"}"#);
     let line = server.wait_for_line(|line| line["path"] == "/plants");
@@ -43,7 +42,7 @@ fn a_request_is_one_line_with_all_that_is_known_of_it() {
 }
 
 #[test]
-fn a_revoked_token_is_logged_by_its_name() {
+fn a_request_with_a_revoked_token_is_logged_with_its_name() {
     let server = Server::start();
     let token = run_ok(server.directory(), &["token", "create", "leaver"]);
     run_ok(server.directory(), &["token", "revoke", "leaver"]);
@@ -53,7 +52,7 @@ fn a_revoked_token_is_logged_by_its_name() {
 }
 
 #[test]
-fn the_trace_of_a_request_is_in_its_line() {
+fn the_trace_id_of_a_request_is_logged() {
     let server = Server::start();
     let mut client = server.connect();
     let ids = "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7";
@@ -71,7 +70,7 @@ fn the_trace_of_a_request_is_in_its_line() {
 }
 
 #[test]
-fn a_sane_request_id_is_taken_and_any_other_is_replaced() {
+fn a_valid_request_id_is_used_and_an_invalid_one_is_replaced() {
     let server = Server::start();
     let mut client = server.connect();
     let mut id_for = |header: &str| {
@@ -108,12 +107,12 @@ fn a_sane_request_id_is_taken_and_any_other_is_replaced() {
 }
 
 #[test]
-fn every_line_is_json_and_a_quiet_log_is_quiet() {
+fn every_line_is_json_and_log_level_warn_logs_no_requests() {
     let mut server = Server::start();
     server.add_ok(r#"{"id":1,"name":"x"}"#);
     server.terminate();
     let directory = server.directory().to_owned();
-    // The greeting of the first run is for a person; it is not there the second time.
+    // The greeting of the first run is plain text; it is not printed again.
     let mut server_again = Server::start_in(&directory, &[]);
     server_again.add_ok(r#"{"id":1,"name":"x"}"#);
     server_again.wait_for_line(|line| line["status"] == 200);
@@ -131,7 +130,7 @@ fn every_line_is_json_and_a_quiet_log_is_quiet() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_nothing_not_even_the_end() {
+fn a_log_pipe_that_is_not_read_blocks_neither_requests_nor_the_shutdown() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = port.local_addr().expect("an address");
     drop(port);
@@ -153,7 +152,7 @@ fn a_log_that_nobody_reads_holds_up_nothing_not_even_the_end() {
         client.is_some()
     });
     let mut client = client.expect("a connection");
-    // More than a pipe holds.
+    // More than the buffer of a pipe.
     for _ in 0..2000 {
         assert_eq!(client.request("GET /nothing", "").status, 404);
     }
@@ -165,7 +164,7 @@ fn a_log_that_nobody_reads_holds_up_nothing_not_even_the_end() {
     assert!(crate::harness::wait_for_exit(&mut child).success());
 }
 
-/// The rejected requests on one connection: paths as long as the limit of the head allows.
+/// Rejected requests on one connection, with the longest allowed paths.
 fn flood(address: std::net::SocketAddr, requests: usize) {
     let path = "x".repeat(15_000);
     let mut client = Client::connect(address);
@@ -176,7 +175,7 @@ fn flood(address: std::net::SocketAddr, requests: usize) {
 }
 
 #[test]
-fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
+fn a_flood_of_rejected_requests_is_rate_limited_in_the_log() {
     const FLOODS: usize = 4;
     const REQUESTS: usize = 1000;
     let mut server = Server::start();
@@ -196,7 +195,7 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
             adds.push(response.header("x-request-id").expect("an id").to_owned());
         }
     });
-    // What is not HTTP at all, and callers that are known but rejected.
+    // Requests that are not HTTP, and rejected requests with a valid token.
     for _ in 0..200 {
         let mut client = server.connect();
         client.send("GARBAGE\r\n\r\n");
@@ -238,7 +237,7 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
             == "log lines were dropped because the log was not read in time"),
         0
     );
-    // 60 MB of requests are at most 100 short lines a second.
+    // 60 MB of requests become at most 100 short lines per second.
     let seconds = usize::try_from(started.elapsed().as_secs()).expect("a small number");
     assert!(rejected <= 100 * (seconds + 2), "{rejected}");
     let longest = logged.lines().filter(|line| line.contains("/flood/"));
@@ -247,7 +246,7 @@ fn rejected_requests_can_neither_fill_the_log_nor_push_out_other_lines() {
 }
 
 #[test]
-fn what_a_client_sends_is_cut_in_the_log_and_cannot_deceive_a_viewer() {
+fn client_values_are_truncated_and_escaped_in_the_log() {
     let server = Server::start();
     let mut client = server.connect();
     let mut logged = |method_and_path: String| {
@@ -259,7 +258,7 @@ fn what_a_client_sends_is_cut_in_the_log_and_cannot_deceive_a_viewer() {
     assert_eq!(line["path"], format!("/{}", "x".repeat(255)));
     let line = logged(format!("GET /{}", "x".repeat(256)));
     assert_eq!(line["path"], format!("/{}…", "x".repeat(255)));
-    // Not within a character.
+    // Not within a UTF-8 sequence.
     let line = logged(format!("GET /{}", "シ".repeat(100)));
     assert_eq!(line["path"], format!("/{}…", "シ".repeat(85)));
     let line = logged(format!("{} /plants", "X".repeat(5000)));
@@ -276,7 +275,7 @@ fn what_a_client_sends_is_cut_in_the_log_and_cannot_deceive_a_viewer() {
 }
 
 #[test]
-fn on_a_terminal_what_a_client_sends_cannot_deceive_either() {
+fn client_values_are_escaped_on_a_terminal() {
     let directory = crate::harness::directory();
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = port.local_addr().expect("an address");
@@ -293,7 +292,7 @@ fn on_a_terminal_what_a_client_sends_cannot_deceive_either() {
         "{} serve --listen {address}",
         plain.get_program().to_str().expect("UTF-8")
     );
-    // Ends with the service, which `timeout` ends if nothing else does.
+    // Exits with the server, which `timeout` stops at the latest.
     let mut child = command
         .args(["-qefc", &format!("timeout 60 {serve}"), "terminal.out"])
         .current_dir(directory.path())

@@ -1,5 +1,5 @@
-//! The private listener: health, readiness and metrics, held against what the tools of others make of them, and against
-//! what we say of them.
+//! The private listener: liveness, readiness and metrics, checked with Prometheus' own tools and against docs, dashboard and
+//! alerts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ const ALERTS: &str = include_str!("../../deploy/prometheus-alerts.yml");
 
 const BODY: &str = r#"{"id":1,"name":"x"}"#;
 
-/// A page of metrics: values by name and labels, and the types.
+/// A scrape: values by name and labels, and the types.
 struct Metrics {
     text: String,
     values: BTreeMap<String, f64>,
@@ -108,7 +108,7 @@ fn make_traffic(server: &Server) {
 }
 
 #[test]
-fn the_private_listener_says_that_it_lives_and_is_ready_and_nothing_else() {
+fn the_private_listener_serves_health_readiness_and_metrics_only() {
     let server = Server::start();
     server.token();
     for (path, status, body) in [
@@ -144,7 +144,7 @@ fn the_private_listener_says_that_it_lives_and_is_ready_and_nothing_else() {
 }
 
 #[test]
-fn the_page_is_as_prometheus_wants_it() {
+fn promtool_accepts_the_metrics() {
     let server = Server::start();
     make_traffic(&server);
     let metrics = Metrics::of(&server);
@@ -155,7 +155,7 @@ fn the_page_is_as_prometheus_wants_it() {
 }
 
 #[test]
-fn every_answer_is_counted_by_its_status_and_error_also_those_of_hyper() {
+fn every_response_is_counted_by_status_and_error_including_those_of_hyper() {
     let server = Server::start();
     let request = |status, error| {
         format!("plantstore_http_requests_total{{status=\"{status}\",error=\"{error}\"}}")
@@ -189,7 +189,7 @@ fn every_answer_is_counted_by_its_status_and_error_also_those_of_hyper() {
         let name = format!("plantstore_http_request_duration_seconds_count{{class=\"{class}\"}}");
         after.value(&name)
     };
-    // What was no request has no beginning.
+    // Without a valid request there is no start time.
     assert_eq!((took("2xx"), took("4xx"), took("5xx")), (3.0, 3.0, 0.0));
     let all = "plantstore_http_request_duration_seconds_bucket{class=\"2xx\",le=\"+Inf\"}";
     assert!((after.value(all) - 3.0).abs() < 0.5);
@@ -201,7 +201,7 @@ fn every_answer_is_counted_by_its_status_and_error_also_those_of_hyper() {
     clippy::cast_precision_loss,
     reason = "small whole numbers are exact"
 )]
-fn what_became_of_plants_commits_tokens_and_connections_is_counted() {
+fn outcomes_commits_tokens_and_connections_are_counted() {
     let server = Server::start();
     make_traffic(&server);
     let _silent = server.connect();
@@ -267,7 +267,7 @@ fn what_became_of_plants_commits_tokens_and_connections_is_counted() {
 }
 
 #[test]
-fn a_node_that_drains_is_alive_and_not_ready() {
+fn a_draining_node_is_alive_and_not_ready() {
     let mut server = Server::start();
     let request = add_request(&server.token(), BODY.as_bytes());
     let (most, rest) = request.split_at(request.len() - 5);
@@ -311,9 +311,9 @@ fn a_probe_changes_nothing() {
 }
 
 #[test]
-fn silent_connections_to_the_private_listener_keep_no_other_out() {
+fn silent_connections_to_the_private_listener_do_not_block_others() {
     let server = Server::start();
-    // If each of these were waited for, it would take minutes.
+    // Waiting for the timeout of each would take minutes.
     let mut silent: Vec<_> = (0..450)
         .map(|number| {
             let mut client = Client::connect(server.ops_address());
@@ -326,7 +326,7 @@ fn silent_connections_to_the_private_listener_keep_no_other_out() {
     for path in ["/healthz", "/readyz", "/metrics"] {
         assert_eq!(server.ask(path).status, 200, "{path}");
     }
-    // The oldest made room, and were not answered.
+    // The oldest connections were closed without a response.
     assert!(silent[0].is_closed() && silent[1].is_closed());
 }
 
@@ -350,9 +350,9 @@ fn with_open_files(limit: u32, directory: &Path) -> Command {
 }
 
 #[test]
-fn a_limit_of_open_files_limits_connections_and_leaves_room_for_everything_else() {
+fn the_limit_of_open_files_limits_connections_and_reserves_descriptors_for_the_rest() {
     let directory = directory();
-    // Each core has a runtime, which takes four.
+    // Each core has a runtime, which needs four descriptors.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let limit = u32::try_from(192 + 4 * cores).expect("a small number");
     let server = Server::start_command(with_open_files(limit, directory.path()), directory.path());
@@ -390,7 +390,7 @@ fn a_limit_of_open_files_limits_connections_and_leaves_room_for_everything_else(
     for path in ["/healthz", "/readyz", "/metrics"] {
         assert_eq!(server.ask(path).status, 200, "{path}");
     }
-    // Whoever waits gets a turn, and files can still be opened.
+    // Waiting connections are served, and files can still be opened.
     let mut last = connected.pop().expect("a client");
     drop(connected);
     assert_eq!(add(&mut last, 999), 200);
@@ -398,7 +398,7 @@ fn a_limit_of_open_files_limits_connections_and_leaves_room_for_everything_else(
 }
 
 #[test]
-fn a_limit_of_open_files_that_leaves_room_for_no_connection_is_an_error() {
+fn a_limit_of_open_files_that_is_too_low_for_any_connection_is_an_error() {
     let directory = directory();
     let nowhere = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     let command = with_open_files(60, directory.path());
@@ -415,7 +415,7 @@ fn a_limit_of_open_files_that_leaves_room_for_no_connection_is_an_error() {
     );
 }
 
-/// Words that look like a metric of ours or of the process.
+/// Words that look like the name of a metric.
 fn figures_in(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let of_ours = |word: &&str| word.starts_with("plantstore_") || word.starts_with("process_");
@@ -438,7 +438,7 @@ fn expressions(dashboard: &Value) -> Vec<String> {
 }
 
 #[test]
-fn the_dashboard_asks_for_figures_that_there_are() {
+fn the_dashboard_uses_existing_metrics_only() {
     let directory = directory();
     // Over PostgreSQL some are missing.
     let server = Server::start_in(directory.path(), &["--store", "sqlite:plantstore.db"]);
@@ -470,7 +470,7 @@ fn the_dashboard_asks_for_figures_that_there_are() {
 }
 
 #[test]
-fn the_alerts_ask_for_figures_that_there_are() {
+fn the_alerts_use_existing_metrics_only() {
     let directory = directory();
     let server = Server::start_in(directory.path(), &["--store", "sqlite:plantstore.db"]);
     let page = Metrics::of(&server);

@@ -1,5 +1,5 @@
-//! What is only so over PostgreSQL: settings that are rejected, roles, several nodes, TLS, a database that is away.
-//! `scripts/with-postgres` runs these, and the tests of everything else, over a server of its own.
+//! Tests that apply to PostgreSQL only: settings, roles, several nodes, TLS, an unavailable database.
+//! `scripts/with-postgres` runs these, and the tests of both stores, with a temporary server.
 
 mod pooler;
 mod schema;
@@ -33,7 +33,7 @@ fn as_role(url: &str, role: &str) -> String {
     url.replace("postgres@", &format!("{role}@"))
 }
 
-/// Ends with 1 and one line: gives the line.
+/// The one-line error message of a command that exits with 1.
 fn refusal(directory: &Path, arguments: &[&str]) -> String {
     let output = run(directory, arguments);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -42,7 +42,7 @@ fn refusal(directory: &Path, arguments: &[&str]) -> String {
     stderr
 }
 
-/// Waits for a part of a line in the log.
+/// Waits for a log line that contains a text.
 fn says(server: &Server, part: &str) {
     wait_until(part, || server.everything_logged().contains(part));
 }
@@ -51,7 +51,7 @@ const SERVE: [&str; 3] = ["serve", "--listen", "127.0.0.1:0"];
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_server_that_would_make_a_200_a_lie_is_refused_by_the_name_of_the_setting() {
+fn a_server_with_asynchronous_commits_is_rejected_with_the_name_of_the_setting() {
     let directory = directory();
     let url = url(directory.path());
     let database = url.rsplit('/').next().expect("a name");
@@ -65,10 +65,10 @@ fn a_server_that_would_make_a_200_a_lie_is_refused_by_the_name_of_the_setting() 
     assert!(sentence.contains("synchronous_commit is off"), "{sentence}");
 }
 
-/// These are settings of a whole server, so it has one of its own.
+/// These are settings of a whole server, so this test has its own server.
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_server_that_can_lose_or_tear_what_it_wrote_is_refused_by_the_name_of_its_setting() {
+fn a_server_without_fsync_or_full_page_writes_is_rejected_with_the_name_of_the_setting() {
     let directory = directory();
     let script = r#"
         store="$TEST_POSTGRES/postgres"
@@ -100,7 +100,7 @@ fn a_server_that_can_lose_or_tear_what_it_wrote_is_refused_by_the_name_of_its_se
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_role_without_rights_to_create_works_once_another_has_migrated() {
+fn a_role_without_ddl_rights_works_after_another_role_has_migrated() {
     let directory = directory();
     let url = url(directory.path());
     let role = format!("clerk_{}", std::process::id());
@@ -138,7 +138,7 @@ fn a_role_without_rights_to_create_works_once_another_has_migrated() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn many_nodes_migrate_at_once_and_each_finds_it_done() {
+fn many_nodes_can_migrate_at_the_same_time() {
     let directory = directory();
     url(directory.path());
     let mut children: Vec<_> = (0..8)
@@ -157,7 +157,7 @@ fn many_nodes_migrate_at_once_and_each_finds_it_done() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_schema_that_is_newer_than_we_are_is_refused() {
+fn a_newer_schema_is_rejected() {
     let directory = directory();
     run_ok(directory.path(), &["migrate"]);
     sql(
@@ -170,7 +170,7 @@ fn a_schema_that_is_newer_than_we_are_is_refused() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_token_made_on_one_node_works_on_all_and_revoked_stops_on_all() {
+fn a_token_created_or_revoked_on_one_node_is_valid_or_invalid_on_all() {
     let directory = directory();
     let nodes = [(); 3].map(|()| Server::start_in(directory.path(), &[]));
     let token = run_ok(directory.path(), &["token", "create", "a"]);
@@ -216,7 +216,7 @@ fn of_two_nodes_racing_for_an_id_exactly_one_wins() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
+fn a_node_starts_without_its_database_and_works_when_it_becomes_available() {
     let directory = directory();
     let url = url(directory.path());
     let token = run_ok(directory.path(), &["token", "create", "a"]);
@@ -254,7 +254,7 @@ fn a_node_starts_without_its_database_and_works_as_soon_as_that_is_there() {
 }
 
 #[test]
-fn a_server_that_takes_connections_and_never_answers_is_not_waited_for() {
+fn a_server_that_accepts_connections_but_never_responds_times_out() {
     let directory = directory();
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!(
@@ -275,7 +275,7 @@ pub fn address(url: &str) -> SocketAddr {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn verify_full_checks_who_the_server_is_and_what_it_is_called() {
+fn verify_full_checks_the_certificate_and_the_host_name() {
     let directory = directory();
     let url = url(directory.path());
     let roots = std::env::var("TEST_POSTGRES_ROOTS").expect("the server's certificate");
@@ -285,7 +285,7 @@ fn verify_full_checks_who_the_server_is_and_what_it_is_called() {
         &["token", "create", "a", "--store", &verified],
     );
 
-    // The certificate is made out to the address, and not to this name.
+    // The certificate is valid for the address, not for this name.
     let misnamed = verified.replace("127.0.0.1", "localhost");
     let sentence = refusal(directory.path(), &["token", "list", "--store", &misnamed]);
     assert!(sentence.contains("not valid for name"), "{sentence}");
@@ -315,7 +315,7 @@ fn verify_full_checks_who_the_server_is_and_what_it_is_called() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn what_a_url_must_not_say_is_wrong_usage_and_no_password_is_shown() {
+fn an_invalid_url_is_a_usage_error_without_the_password() {
     let directory = directory();
     for (url, complaint) in [
         ("postgres://u:secret@h/d?sslmode=require", "verify-full"),
@@ -335,7 +335,7 @@ fn what_a_url_must_not_say_is_wrong_usage_and_no_password_is_shown() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_store_moves_house_and_back_with_all_it_has() {
+fn a_store_is_migrated_to_postgresql_and_back_completely() {
     let directory = directory();
     let there = url(directory.path());
     let here = "sqlite:plantstore.db";
@@ -365,7 +365,7 @@ fn a_store_moves_house_and_back_with_all_it_has() {
         let said = String::from_utf8_lossy(&copied.stderr).into_owned();
         assert_eq!(said, "copied and compared: plants 2501, tokens 2\n");
     }
-    // Interrupted half-way, it is taken up again.
+    // An interrupted copy is continued.
     sql(&there, "DELETE FROM plantstore.plants WHERE id % 3 = 0");
     assert!(copy(here, &there).status.success());
     assert!(copy(&there, "sqlite:back.db").status.success());
@@ -394,7 +394,7 @@ fn a_store_moves_house_and_back_with_all_it_has() {
     );
 }
 
-/// The most bytes that all files of a directory ever had together while something was done.
+/// The peak size of all files of a directory while `work` runs.
 fn peak_bytes(directory: &Path, work: impl FnOnce()) -> u64 {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -418,11 +418,11 @@ fn peak_bytes(directory: &Path, work: impl FnOnce()) -> u64 {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_backup_and_a_copy_take_no_more_than_twice_the_room_of_their_result() {
+fn a_backup_and_a_copy_need_at_most_twice_the_size_of_their_result() {
     let here = directory();
     let there = url(here.path());
     run_ok(here.path(), &["token", "create", "x", "--store", &there]);
-    // Where a plant is by its id has nothing to do with where it is by its time.
+    // The order of the ids differs from the order of the timestamps.
     sql(
         &there,
         "INSERT INTO plantstore.plants SELECT hashint8extended(i, 0), 'plant ' || i, 'tag', '2026-01-01'::TIMESTAMPTZ + i * interval '1 s',

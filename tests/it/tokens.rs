@@ -1,4 +1,4 @@
-//! Tokens from the command line, beside a running server.
+//! The `token` commands while a server runs.
 
 use std::fs;
 use std::path::Path;
@@ -38,8 +38,8 @@ fn create_prints_the_token_and_nothing_else_and_it_works_at_once() {
 }
 
 #[test]
-fn a_token_that_was_just_refused_works_as_soon_as_it_is_made() {
-    // Refusals must not be remembered: the token is known to the client before it is to the store.
+fn a_token_that_was_just_rejected_works_as_soon_as_it_is_created() {
+    // Rejections must not be cached: the client may know the token before the store does.
     let directory = directory();
     let server = Server::start_in(directory.path(), &[]);
     let elsewhere = crate::harness::directory();
@@ -50,7 +50,7 @@ fn a_token_that_was_just_refused_works_as_soon_as_it_is_made() {
 }
 
 #[test]
-fn a_token_made_before_the_first_run_works_and_there_is_no_first_token_then() {
+fn a_token_created_before_the_first_run_works_and_replaces_the_first_token() {
     let directory = directory();
     let token = run_ok(directory.path(), &["token", "create", "mine"]);
     let server = Server::start_in(directory.path(), &[]);
@@ -59,7 +59,7 @@ fn a_token_made_before_the_first_run_works_and_there_is_no_first_token_then() {
 }
 
 #[test]
-fn a_revocation_holds_within_a_second_and_for_good() {
+fn a_revocation_is_effective_within_a_second_and_permanent() {
     let mut server = Server::start();
     let token = run_ok(server.directory(), &["token", "create", "ci"]);
     let add = || server.connect().add(token.trim(), BODY);
@@ -78,7 +78,7 @@ fn a_revocation_holds_within_a_second_and_for_good() {
 }
 
 #[test]
-fn names_are_unique_also_among_revoked_tokens() {
+fn names_are_unique_including_revoked_tokens() {
     let directory = directory();
     run_ok(directory.path(), &["token", "create", "ci"]);
     for _ in 0..2 {
@@ -94,7 +94,7 @@ fn names_are_unique_also_among_revoked_tokens() {
 }
 
 #[test]
-fn a_name_or_time_that_makes_no_sense_is_wrong_usage() {
+fn an_invalid_name_or_duration_is_a_usage_error() {
     let directory = directory();
     let long = "x".repeat(65);
     for arguments in [
@@ -152,7 +152,7 @@ fn a_list_shows_the_state_of_every_token_and_when_it_was_last_used() {
     assert_eq!(table.lines().count(), 5, "{table}");
     assert!(table.starts_with("NAME   STATE    CREATED "), "{table}");
 
-    // Any use counts, also one that adds nothing.
+    // Any request counts as a use, even one that adds nothing.
     assert_eq!(server.add("{}").error(), 40002);
     wait_until("the use is noted", || {
         listed(&server, "first")["last_used_at"].is_string()
@@ -162,7 +162,7 @@ fn a_list_shows_the_state_of_every_token_and_when_it_was_last_used() {
 }
 
 #[test]
-fn a_plant_knows_who_added_it_and_when() {
+fn a_plant_records_its_token_and_time() {
     let server = Server::start();
     let token = run_ok(server.directory(), &["token", "create", "ci"]);
     server.add_ok(r#"{"id":1,"name":"x"}"#);
@@ -173,14 +173,14 @@ fn a_plant_knows_who_added_it_and_when() {
             .status,
         200
     );
-    // A replay changes nothing of it.
+    // A replay does not change them.
     assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
     let added = added_within_a_minute(server.directory());
     assert_eq!(added, [(1, "first".to_owned()), (2, "ci".to_owned())]);
 }
 
 #[test]
-fn a_token_is_nowhere_but_with_its_owner() {
+fn a_token_is_stored_only_as_a_hash() {
     let mut server = Server::start_with(&["--log-level", "debug"]);
     let token = run_ok(server.directory(), &["token", "create", "ci"]);
     let token = token.trim();
@@ -205,7 +205,7 @@ fn a_token_is_nowhere_but_with_its_owner() {
     }
 }
 
-/// Runs `token create` with this standard output, which must fail and leave nothing behind.
+/// Runs `token create` with this standard output, which must fail and create nothing.
 fn creates_nothing(directory: &Path, what: &str, mut command: Command) {
     command.stderr(Stdio::piped());
     let child = command.spawn().expect("it starts");
@@ -220,7 +220,7 @@ fn creates_nothing(directory: &Path, what: &str, mut command: Command) {
 }
 
 #[test]
-fn a_token_that_cannot_be_printed_is_not_created_and_its_name_stays_free() {
+fn a_token_that_cannot_be_printed_is_not_created_and_its_name_is_free() {
     let directory = directory();
     let place = directory.path();
     run_ok(place, &["token", "create", "other"]);
@@ -281,7 +281,7 @@ fn a_token_whose_creation_is_killed_after_printing_does_not_exist() {
 }
 
 #[test]
-fn a_token_is_not_taken_for_a_name_nor_repeated() {
+fn a_token_is_rejected_as_a_name_and_not_printed() {
     let directory = directory();
     let secret = run_ok(directory.path(), &["token", "create", "ci"]);
     let secret = secret.trim();

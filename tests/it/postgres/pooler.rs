@@ -1,4 +1,4 @@
-//! PgBouncer in transaction mode between the nodes and the database: two server connections for all of them.
+//! PgBouncer in transaction mode between the nodes and the database, with two server connections in total.
 
 use std::path::Path;
 use std::thread;
@@ -26,13 +26,13 @@ async fn with_another_client(url: &str, work: impl AsyncFnOnce(&tokio_postgres::
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn every_add_through_a_pooler_in_transaction_mode_is_answered() {
+fn every_add_through_a_pooler_in_transaction_mode_succeeds() {
     let directory = directory();
     let store = pooled(directory.path());
     run_ok(directory.path(), &["migrate", "--store", &store]);
     let nodes = [(); 3].map(|()| Server::start_in(directory.path(), &["--store", &store]));
     let token = nodes[0].token();
-    // Of another application, which shares the server connections: its statements have the names that our driver would give.
+    // Another application shares the server connections; its prepared statements have the names that our driver would use.
     sql(&store, "PREPARE s0 AS SELECT 1; PREPARE s1 AS SELECT 2");
     let statuses: Vec<u16> = thread::scope(|scope| {
         let adds: Vec<_> = (0..12)
@@ -40,7 +40,7 @@ fn every_add_through_a_pooler_in_transaction_mode_is_answered() {
                 let (token, address) = (&token, nodes[client % nodes.len()].address());
                 scope.spawn(move || {
                     let add = |number: usize| {
-                        // Each plant is sent by two clients.
+                        // Two clients send each plant.
                         let id = client / 2 * 1000 + number;
                         let body = format!(r#"{{"id":{id},"name":"Fern {id}"}}"#);
                         Client::connect(address).add(token, body.as_bytes()).status
@@ -98,7 +98,7 @@ fn every_command_works_through_a_pooler_in_transaction_mode() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_setting_that_another_client_leaves_in_a_server_connection_is_refused() {
+fn a_setting_that_another_client_leaves_in_a_server_connection_is_rejected() {
     let directory = directory();
     let store = pooled(directory.path());
     let server = Server::start_in(directory.path(), &["--store", &store]);
@@ -107,7 +107,7 @@ fn a_setting_that_another_client_leaves_in_a_server_connection_is_refused() {
         let set = format!("SET synchronous_commit = {value}");
         with_client(&store, async |one| {
             with_another_client(&store, async |two| {
-                // Within a transaction each of the two has a server connection to itself.
+                // Within a transaction each of the two has its own server connection.
                 for sql in ["BEGIN", &set, "COMMIT"] {
                     one.batch_execute(sql).await.expect("SQL");
                     two.batch_execute(sql).await.expect("SQL");

@@ -1,5 +1,4 @@
-//! The tables in the schema `plantstore`: other applications' tables beside it, tables that are not ours, and databases made by an
-//! earlier version.
+//! The schema `plantstore`: tables of other applications in the same database or schema, and databases of an earlier version.
 
 use std::path::Path;
 use std::thread;
@@ -8,7 +7,7 @@ use crate::harness::postgres::{plants, with_client};
 use crate::harness::{Server, directory, plantstore, run, run_ok, wait_for_exit, wait_until};
 use crate::postgres::{BODY, SERVE, as_role, refusal, says, sql, url};
 
-/// What the version before made, with one token (digest of `token`) and one plant.
+/// A database of the previous version, with one token (digest of `token`) and one plant.
 const EARLIER: &str = "
     CREATE TABLE tokens (id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, digest BYTEA NOT NULL UNIQUE, rate_limit BIGINT,
         created_at TIMESTAMPTZ NOT NULL, expires_at TIMESTAMPTZ, revoked_at TIMESTAMPTZ, last_used_at TIMESTAMPTZ);
@@ -20,7 +19,7 @@ const EARLIER: &str = "
     INSERT INTO tokens VALUES (1, 'old', sha256('token'), NULL, now(), NULL, NULL, NULL);
     INSERT INTO plants VALUES (7, 'Fern', NULL, now(), 1)";
 
-/// The first column of all rows, as text. In a thread of its own, so that it can be asked while a client holds locks.
+/// The first column of all rows, as text. Runs in its own thread, so that it works while a client holds locks.
 fn ask(url: &str, query: &str) -> Vec<String> {
     let ask = || {
         with_client(url, async |client| {
@@ -54,7 +53,7 @@ fn tables_of_other_applications_with_our_names_are_not_used_and_not_changed() {
     let directory = directory();
     let url = url(directory.path());
     let theirs = "'public', 'postgres'";
-    // The second schema is named after our role, so that its tables come first in the search path.
+    // The second schema has the name of our role, so that its tables come first in the search path.
     sql(
         &url,
         "CREATE TABLE public.tokens (id INTEGER, secret TEXT); INSERT INTO public.tokens VALUES (1, 'theirs');
@@ -74,7 +73,7 @@ fn tables_of_other_applications_with_our_names_are_not_used_and_not_changed() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_table_of_our_schema_that_is_not_ours_is_refused_and_left_as_it_is() {
+fn an_unknown_table_in_our_schema_is_rejected_and_not_changed() {
     let cases = [
         (
             "DROP SCHEMA plantstore CASCADE; CREATE SCHEMA plantstore; CREATE TABLE plantstore.plants (power REAL)",
@@ -126,7 +125,7 @@ fn a_table_of_our_schema_that_is_not_ours_is_refused_and_left_as_it_is() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_further_column_that_can_be_left_out_does_not_matter() {
+fn an_additional_nullable_column_is_accepted() {
     let directory = directory();
     run_ok(directory.path(), &["migrate"]);
     sql(
@@ -141,7 +140,7 @@ fn a_further_column_that_can_be_left_out_does_not_matter() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn tables_that_change_under_a_running_node_stop_it_from_acknowledging() {
+fn a_node_stops_acknowledging_when_its_tables_are_changed() {
     let directory = directory();
     let url = url(directory.path());
     let server = Server::start_in(directory.path(), &[]);
@@ -157,7 +156,7 @@ fn tables_that_change_under_a_running_node_stop_it_from_acknowledging() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_schema_that_is_gone_is_not_made_again_by_a_node_that_has_used_it() {
+fn a_running_node_does_not_recreate_a_dropped_schema() {
     let directory = directory();
     let url = url(directory.path());
     let server = Server::start_in(directory.path(), &[]);
@@ -180,7 +179,7 @@ fn a_schema_that_is_gone_is_not_made_again_by_a_node_that_has_used_it() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_nodes_at_once() {
+fn a_database_of_the_previous_version_is_moved_into_our_schema_by_concurrent_nodes() {
     for schema in ["public", "Old \"one\""] {
         let directory = directory();
         let url = url(directory.path());
@@ -196,7 +195,7 @@ fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_no
                  ALTER TABLE plants OWNER TO {role}_owner; ALTER TABLE tokens OWNER TO {role}_owner"
             ),
         );
-        // A role that may not move them says who can.
+        // The error for a role without the rights names the role that has them.
         let clerk = as_role(&url, &role);
         let sentence = refusal(
             directory.path(),
@@ -216,7 +215,7 @@ fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_no
             assert!(wait_for_exit(child).success());
         }
 
-        // With the rights that the role had.
+        // The rights of the role are kept.
         let server = Server::start_in(directory.path(), &["--store", &clerk]);
         server.add_ok(BODY);
         assert_eq!(server.ask("/readyz").status, 200);
@@ -229,7 +228,7 @@ fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_no
             run_ok(directory.path(), &["check"]),
             "no damage: plants 2, tokens 2\n"
         );
-        // An earlier version finds a version that it does not know, and makes no tables of its own.
+        // An earlier version finds an unknown version and creates no tables.
         let marker = format!("SELECT max(version)::TEXT FROM {quoted}.plantstore_schema");
         assert_eq!(ask(&url, &marker), ["4"]);
         assert_eq!(
@@ -238,7 +237,7 @@ fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_no
         );
         drop(server);
         if schema == "public" {
-            // The way back, as documented, and forth again.
+            // The documented downgrade, and the upgrade again.
             let docs = include_str!("../../../docs/upgrading.md");
             let (_, back) = docs.split_once("```sql\n").expect("SQL");
             let (back, _) = back.split_once("```").expect("an end");
@@ -261,7 +260,7 @@ fn a_database_of_the_version_before_is_moved_into_our_schema_by_any_number_of_no
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn what_only_looks_like_the_version_before_is_neither_moved_nor_changed() {
+fn tables_that_only_resemble_the_previous_version_are_neither_moved_nor_changed() {
     for (change, complaint) in [
         (
             "ALTER TABLE plants ALTER COLUMN id TYPE INTEGER",
@@ -297,7 +296,7 @@ fn what_only_looks_like_the_version_before_is_neither_moved_nor_changed() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_database_in_which_an_older_plantstore_has_made_tables_beside_ours_is_refused() {
+fn a_database_with_tables_of_an_older_plantstore_next_to_ours_is_rejected() {
     let directory = directory();
     let url = url(directory.path());
     run_ok(directory.path(), &["migrate"]);
@@ -313,7 +312,7 @@ fn a_database_in_which_an_older_plantstore_has_made_tables_beside_ours_is_refuse
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_role_without_rights_on_our_schema_is_told_so() {
+fn a_role_without_rights_on_our_schema_gets_an_error() {
     let directory = directory();
     let url = url(directory.path());
     run_ok(directory.path(), &["migrate"]);
@@ -331,7 +330,7 @@ fn a_role_without_rights_on_our_schema_is_told_so() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_node_is_ready_while_other_sessions_lock_every_row_but_its_own() {
+fn a_node_is_ready_while_other_sessions_lock_all_other_rows() {
     let directory = directory();
     let url = url(directory.path());
     let first = Server::start_in(directory.path(), &[]);
@@ -350,7 +349,7 @@ fn a_node_is_ready_while_other_sessions_lock_every_row_but_its_own() {
                     SELECT * FROM plantstore.nodes WHERE id <> -2 FOR UPDATE";
         client.batch_execute(lock).await.expect("locks");
         let second = Server::start_in(directory.path(), &[]);
-        // Its own row is written more than once, and it is ready all the time.
+        // It writes its own row more than once, and is ready all the time.
         let probed_again = "SELECT count(*)::TEXT FROM plantstore.nodes WHERE id > 0 AND seen_at > started_at + INTERVAL '1 s'
                             AND started_at > (SELECT min(started_at) FROM plantstore.nodes WHERE id > 0)";
         wait_until("the second node writes its row", || {
@@ -358,7 +357,7 @@ fn a_node_is_ready_while_other_sessions_lock_every_row_but_its_own() {
             assert_eq!(response.status, 200, "{response:?}");
             ask(&url, probed_again) == ["1"]
         });
-        // Nodes that ended long ago are forgotten, unless their row is locked.
+        // Rows of nodes that stopped long ago are deleted, unless they are locked.
         let old = "SELECT id::TEXT FROM plantstore.nodes WHERE id < 0";
         wait_until("old rows are deleted", || ask(&url, old) == ["-1"]);
         client.batch_execute("ROLLBACK").await.expect("no locks");
@@ -367,7 +366,7 @@ fn a_node_is_ready_while_other_sessions_lock_every_row_but_its_own() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_command_that_only_reads_needs_no_more_than_rights_to_read() {
+fn a_read_only_command_needs_only_the_right_to_read() {
     let directory = directory();
     let url = url(directory.path());
     Server::start_in(directory.path(), &[]).add_ok(BODY);

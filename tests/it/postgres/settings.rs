@@ -1,4 +1,4 @@
-//! Settings of the server that would make a 200 a lie, and its clock.
+//! Server settings under which a commit is not durable, and the clock of the server.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::harness::{
 };
 use crate::postgres::{BODY, SERVE, refusal, says, sql, url};
 
-/// A server whose settings can be changed, because no other test uses it.
+/// A server of one test, whose settings can be changed.
 struct OwnServer {
     child: Child,
     url: String,
@@ -33,10 +33,10 @@ impl OwnServer {
         Self { child, url }
     }
 
-    /// Changes a setting under every connection that there is, and waits until it is so.
+    /// Changes a setting for all open connections, and waits until it is effective.
     fn set(&self, setting: &str, value: &str) {
         let change = format!("ALTER SYSTEM SET {setting} = '{value}'");
-        // Not in one transaction with the reload.
+        // `ALTER SYSTEM` cannot run in a transaction with the reload.
         sql(&self.url, &change);
         sql(&self.url, "SELECT pg_reload_conf()");
         wait_until("the setting is changed", || {
@@ -59,7 +59,7 @@ impl Drop for OwnServer {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn with_synchronous_standbys_only_commits_that_a_standby_has_flushed_are_good_enough() {
+fn with_synchronous_standbys_a_commit_has_to_wait_for_the_flush_of_a_standby() {
     let directory = directory();
     let postgres = OwnServer::start();
     run_ok(directory.path(), &["migrate", "--store", &postgres.url]);
@@ -94,7 +94,7 @@ fn with_synchronous_standbys_only_commits_that_a_standby_has_flushed_are_good_en
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn settings_are_checked_whenever_a_connection_is_made() {
+fn settings_are_checked_for_every_new_connection() {
     let directory = directory();
     let url = url(directory.path());
     let server = Server::start_in(directory.path(), &[]);
@@ -102,7 +102,7 @@ fn settings_are_checked_whenever_a_connection_is_made() {
     let database = url.rsplit('/').next().expect("a name");
     let setting = format!("ALTER DATABASE \"{database}\" SET synchronous_commit");
     sql(&url, &format!("{setting} = off"));
-    // Open connections keep theirs.
+    // Open connections keep their settings.
     server.add_ok(BODY);
     sql(
         &url,
@@ -141,7 +141,7 @@ fn a_setting_that_is_changed_under_open_connections_stops_acknowledgements_until
     }
 }
 
-/// Of each transaction that adds plants: what its commit waits for, and what the session's setting is otherwise.
+/// For each transaction that adds plants: its `synchronous_commit`, and that of the session.
 const RECORD: &str = "
     CREATE TABLE commits (level TEXT, otherwise TEXT);
     CREATE FUNCTION record() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -154,7 +154,7 @@ const RECORD: &str = "
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn no_commit_of_plants_is_asynchronous_even_before_a_changed_setting_is_noticed() {
+fn no_commit_of_plants_is_asynchronous_even_before_a_changed_setting_is_detected() {
     let directory = directory();
     let postgres = OwnServer::start();
     let server = Server::start_in(directory.path(), &["--store", &postgres.url]);
@@ -188,7 +188,7 @@ fn no_commit_of_plants_is_asynchronous_even_before_a_changed_setting_is_noticed(
     assert_eq!(count("level <> 'on'"), 0);
 }
 
-/// Debian keeps it in a directory named after the architecture.
+/// Debian installs it in a directory named after the architecture.
 fn libfaketime() -> PathBuf {
     let places = std::fs::read_dir("/usr/lib").expect("/usr/lib");
     places
@@ -210,7 +210,7 @@ fn start_with_clock(directory: &Path, offset: &str) -> Server {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn plants_are_dated_by_the_database_and_a_node_with_another_clock_says_so_once() {
+fn timestamps_come_from_the_database_and_a_node_with_another_clock_logs_it_once() {
     let directory = directory();
     let nodes = ["+3600s", "-50y"].map(|offset| start_with_clock(directory.path(), offset));
     let right = Server::start_in(directory.path(), &[]);
