@@ -54,7 +54,7 @@ pub fn run(blocks: &[Block], directory: &Path, variables: &[(&str, &str)]) -> us
     let variables = [variables, &[("MARK", MARK)]].concat();
     for block in blocks.iter().filter(|block| block.is_shell()) {
         script += &block.text;
-        script += "printf '\\n%s\\n' \"$MARK\"\n";
+        script += "\nprintf '\\n%s\\n' \"$MARK\"\n";
     }
     let (printed, complaints, succeeded) = shell(&script, directory, &variables);
     let mut printed: Vec<_> = printed.split(&format!("\n{MARK}\n")).collect();
