@@ -3,7 +3,6 @@
 //! so that they can neither fill the log nor displace other lines.
 
 use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, Instant};
@@ -55,7 +54,7 @@ pub(super) struct Entry {
     started: Instant,
     request_id: HeaderValue,
     notes: RequestNotes,
-    trace: Option<TraceContext>,
+    traceparent: Option<HeaderValue>,
     method: Method,
     path: String,
 }
@@ -75,7 +74,7 @@ impl Entry {
             started,
             request_id,
             notes,
-            trace: TraceContext::from_headers(request.headers()),
+            traceparent: traceparent(request.headers()).cloned(),
             method: request.method().clone(),
             path: shortened(request.uri().path()).into_owned(),
         }
@@ -90,6 +89,7 @@ impl Entry {
         response
             .headers_mut()
             .insert(REQUEST_ID, self.request_id.clone());
+        let trace_ids = self.traceparent.as_ref().and_then(trace_ids);
         let error = response.extensions().get::<LoggedError>();
         let line = Line {
             method: &shortened(self.method.as_str()),
@@ -100,8 +100,8 @@ impl Entry {
             duration_us: micros(self.started.elapsed()),
             token_name: self.notes.0.token_name.get().map(|name| &**name),
             request_id: self.request_id.to_str().unwrap_or_default(),
-            trace_id: self.trace.as_ref().map(TraceContext::trace_id),
-            parent_id: self.trace.as_ref().map(TraceContext::parent_id),
+            trace_id: trace_ids.map(|(trace_id, _)| trace_id),
+            parent_id: trace_ids.map(|(_, parent_id)| parent_id),
         };
         metrics.response(line.status, line.error_code, line.duration_us);
         line.write();
@@ -232,55 +232,34 @@ fn is_acceptable_id(id: &HeaderValue) -> bool {
     (1..=REQUEST_ID_LEN_MAX).contains(&id.len()) && id.as_bytes().iter().all(is_safe)
 }
 
-/// The ids of a valid W3C `traceparent` header: `00-` + 32 digits + `-` + 16 digits + `-` + 2 digits. Parsed here because
-/// the crates that do so belong to the OpenTelemetry SDK, which the service does not use: it logs the ids, and sends no
-/// spans.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct TraceContext([u8; TRACEPARENT_LEN]);
+/// The trace id and the parent id of a valid W3C `traceparent` header. Parsed here because the crates that do so belong to
+/// the OpenTelemetry SDK, which the service does not use: it logs the ids and sends no spans.
+fn trace_ids(traceparent: &HeaderValue) -> Option<(&str, &str)> {
+    let mut fields = traceparent.to_str().ok()?.split('-');
+    let [version, trace_id, parent_id, flags] = [
+        fields.next()?,
+        fields.next()?,
+        fields.next()?,
+        fields.next()?,
+    ];
+    let is_hex = |text: &str, len| {
+        text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let is_id = |text: &str, len| is_hex(text, len) && text.bytes().any(|byte| byte != b'0');
+    let is_valid = is_hex(version, 2)
+        && version != "ff"
+        && is_id(trace_id, 32)
+        && is_id(parent_id, 16)
+        && is_hex(flags, 2)
+        // Later versions may append fields.
+        && (version != "00" || fields.next().is_none());
+    is_valid.then_some((trace_id, parent_id))
+}
 
-const TRACEPARENT_LEN: usize = 55;
-const TRACE_ID: Range<usize> = 3..35;
-const PARENT_ID: Range<usize> = 36..52;
-
-impl TraceContext {
-    /// None if the header is missing, repeated or invalid.
-    fn from_headers(headers: &HeaderMap) -> Option<Self> {
-        let mut values = headers.get_all(TRACEPARENT).iter();
-        let value = values.next()?;
-        match values.next() {
-            None => Self::parse(value.as_bytes()),
-            Some(_) => None,
-        }
-    }
-
-    fn parse(value: &[u8]) -> Option<Self> {
-        let (known, more) = value.split_at_checked(TRACEPARENT_LEN)?;
-        let (version, trace_id) = (&known[..2], &known[TRACE_ID]);
-        let (parent_id, flags) = (&known[PARENT_ID], &known[53..]);
-        let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        let is_id = |id: &[u8]| id.iter().all(is_digit) && id.iter().any(|byte| *byte != b'0');
-        let is_valid = [2, 35, 52].iter().all(|at| known[*at] == b'-')
-            && version.iter().chain(flags).all(is_digit)
-            && version != b"ff"
-            && is_id(trace_id)
-            && is_id(parent_id)
-            // A later version may append fields after another dash.
-            && (more.is_empty() || (version != b"00" && more[0] == b'-'));
-        is_valid.then(|| Self(known.try_into().expect("split at this length")))
-    }
-
-    fn trace_id(&self) -> &str {
-        self.part(TRACE_ID)
-    }
-
-    /// The span of the client.
-    fn parent_id(&self) -> &str {
-        self.part(PARENT_ID)
-    }
-
-    fn part(&self, range: Range<usize>) -> &str {
-        str::from_utf8(&self.0[range]).expect("hexadecimal digits")
-    }
+/// None if the header is missing or repeated.
+fn traceparent(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut values = headers.get_all(TRACEPARENT).iter();
+    values.next().filter(|_| values.next().is_none())
 }
 
 #[cfg(test)]
@@ -290,8 +269,9 @@ mod tests {
     const VALID: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     fn ids(value: &str) -> Option<(String, String)> {
-        let context = TraceContext::parse(value.as_bytes())?;
-        Some((context.trace_id().into(), context.parent_id().into()))
+        let value = HeaderValue::from_bytes(value.as_bytes()).expect("a header value");
+        let (trace_id, parent_id) = trace_ids(&value)?;
+        Some((trace_id.to_owned(), parent_id.to_owned()))
     }
 
     #[test]
@@ -341,8 +321,8 @@ mod tests {
     fn two_headers_are_none() {
         let mut headers = HeaderMap::new();
         headers.append(TRACEPARENT, VALID.parse().expect("a value"));
-        assert!(TraceContext::from_headers(&headers).is_some());
+        assert!(traceparent(&headers).is_some());
         headers.append(TRACEPARENT, VALID.parse().expect("a value"));
-        assert_eq!(TraceContext::from_headers(&headers), None);
+        assert_eq!(traceparent(&headers), None);
     }
 }

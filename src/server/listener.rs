@@ -14,14 +14,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::auth::TokenCache;
 use crate::config::Settings;
 use crate::http::connection::{self, Draining};
 use crate::http::timeouts::Timeouts;
+use crate::http::{self, AppState, BodyLimits};
 use crate::logging::LineLimit;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::ops;
 use crate::server::runtimes::Runtimes;
-use crate::store::Location;
+use crate::store::{Location, Store};
+use crate::writer::Writer;
 
 /// While draining, how long a client with an open connection may take to send one more request, whose response asks to
 /// close the connection. Closing at once could cross a request on its way.
@@ -41,22 +44,43 @@ pub(super) struct Connections {
 }
 
 impl Connections {
+    /// Starts the runtimes, each with a router of its own. They own the last clones of the writer.
     pub(super) fn new(
-        runtimes: Runtimes<(Router, Arc<HttpMetrics>)>,
-        timeouts: Timeouts,
+        settings: &Settings,
+        writer: Writer,
+        token_store: Store,
         draining: Draining,
         metrics: Arc<Metrics>,
-        len_max: usize,
-    ) -> Self {
-        Self {
+    ) -> anyhow::Result<Self> {
+        let timeout = settings.store_timeout;
+        let tokens = TokenCache::new(token_store, writer.clone(), Arc::clone(&metrics), timeout);
+        let runtimes = Runtimes::start(|| {
+            let http_metrics = metrics.for_runtime();
+            let router = http::router(AppState {
+                writer: writer.for_this_runtime(),
+                tokens: tokens.clone(),
+                metrics: Arc::clone(&http_metrics),
+                body_limits: BodyLimits {
+                    bytes_max: settings.body.max_body_bytes,
+                    timeout: settings.body_timeout,
+                },
+                draining: draining.clone(),
+            });
+            (router, http_metrics)
+        })?;
+        drop(writer);
+        Ok(Self {
             runtimes,
-            timeouts,
+            timeouts: Timeouts {
+                headers: settings.header_timeout,
+                idle: settings.idle_timeout,
+            },
             draining,
             metrics,
-            permits: Arc::new(Semaphore::new(len_max)),
+            permits: Arc::new(Semaphore::new(settings.max_connections)),
             tasks: JoinSet::new(),
             stop: watch::Sender::new(()),
-        }
+        })
     }
 
     /// Accepts connections until it is dropped. At the limit, further ones wait in the backlog.

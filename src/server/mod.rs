@@ -16,12 +16,10 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
-use crate::auth::TokenCache;
 use crate::config::{OpsListen, Settings};
+use crate::http;
 use crate::http::connection::Draining;
 use crate::http::error::ErrorKind;
-use crate::http::timeouts::Timeouts;
-use crate::http::{self, AppState, BodyLimits};
 use crate::metrics::Metrics;
 use crate::ops::{Limits, Ops};
 use crate::store::{Location, Mode, Store};
@@ -91,7 +89,7 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     }
 
     let draining = Draining::default();
-    let connections = connections(settings, writer, tokens, draining.clone(), metrics)?;
+    let connections = Connections::new(settings, writer, tokens, draining.clone(), metrics)?;
     let start_draining = move || {
         draining.start();
         ops.set_draining();
@@ -108,48 +106,6 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     .await;
     http::log_suppressed();
     result
-}
-
-fn connections(
-    settings: &Settings,
-    writer: Writer,
-    token_store: Store,
-    draining: Draining,
-    metrics: Arc<Metrics>,
-) -> anyhow::Result<Connections> {
-    let tokens = TokenCache::new(
-        token_store,
-        writer.clone(),
-        Arc::clone(&metrics),
-        settings.store_timeout,
-    );
-    let body_limits = BodyLimits {
-        bytes_max: settings.body.max_body_bytes,
-        timeout: settings.body_timeout,
-    };
-    let runtimes = Runtimes::start(|| {
-        let http_metrics = metrics.for_runtime();
-        let router = http::router(AppState {
-            writer: writer.for_this_runtime(),
-            tokens: tokens.clone(),
-            metrics: Arc::clone(&http_metrics),
-            body_limits,
-            draining: draining.clone(),
-        });
-        (router, http_metrics)
-    })?;
-    drop((writer, tokens)); // the runtimes have clones; when they end, the writer ends
-    let timeouts = Timeouts {
-        headers: settings.header_timeout,
-        idle: settings.idle_timeout,
-    };
-    Ok(Connections::new(
-        runtimes,
-        timeouts,
-        draining,
-        metrics,
-        settings.max_connections,
-    ))
 }
 
 /// The connections to the store.

@@ -28,7 +28,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) enum Unavailable {
     #[error("{0}")]
     Failed(AddError),
-    #[error("the store does not answer")]
+    #[error("the store does not respond")]
     Unresponsive,
 }
 

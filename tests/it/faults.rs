@@ -314,7 +314,7 @@ fn a_node_with_a_stuck_store_is_not_ready_until_the_store_recovers() {
         })
         .expect("a sync that does not return");
     let response = server.ask("/readyz");
-    let reason = "not ready: the store does not answer\n";
+    let reason = "not ready: the store does not respond\n";
     assert_eq!((response.status, &*response.body), (503, reason));
     assert_eq!(server.ask("/healthz").status, 200);
     assert!(
