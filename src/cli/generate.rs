@@ -30,7 +30,7 @@ const FILES: [(&str, &str); 4] = [
     ),
     (
         "plantstore.db-wal, plantstore.db-shm, plantstore.db-lock",
-        "Its WAL, shared memory and lock file. They belong to the database: never delete or copy it without them.",
+        "Its WAL, shared memory and lock file. Never delete or move them without the database.",
     ),
     (
         "plantstore.token",
@@ -127,43 +127,30 @@ fn page(command: &Command) -> anyhow::Result<String> {
     if command.has_subcommands() {
         page.render_subcommands_section(&mut text)?;
     }
+    let has_store = command.get_arguments().any(|arg| arg.get_id() == "store");
+    let variables = command.get_arguments().filter_map(|arg| {
+        let flag = format!("Used if --{} is not given.", arg.get_long()?);
+        Some((arg.get_env()?.to_str()?, flag))
+    });
     let mut rest = Roff::new();
     examples(&mut rest, command);
-    let has_store = command.get_arguments().any(|arg| arg.get_id() == "store");
     if has_store || command.get_name() == "plantstore" {
-        list(
-            &mut rest,
-            "FILES",
-            FILES.map(|(name, text)| (name.to_owned(), text.to_owned())),
-        );
+        list(&mut rest, "FILES", FILES);
     }
-    let variables = command.get_arguments().filter_map(|arg| {
-        let (variable, flag) = (arg.get_env()?.to_str()?, arg.get_long()?);
-        Some((
-            variable.to_owned(),
-            format!("Used if --{flag} is not given."),
-        ))
-    });
     if has_store {
         list(&mut rest, "ENVIRONMENT", variables);
     }
-    list(
-        &mut rest,
-        "EXIT STATUS",
-        EXIT_STATUS.map(|(code, text)| (code.to_owned(), text.to_owned())),
-    );
+    list(&mut rest, "EXIT STATUS", EXIT_STATUS);
     rest.control("SH", ["SEE ALSO"]);
     rest.text([roman(see_also(command))]);
     rest.to_writer(&mut text)?;
     Ok(String::from_utf8(text)?)
 }
 
-/// The examples at the end of the help, as they are.
+/// The examples from the help, line by line.
 fn examples(page: &mut Roff, command: &Command) {
-    let help = command
-        .get_after_help()
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let help = command.get_after_help().map(ToString::to_string);
+    let help = help.unwrap_or_default();
     let Some((_, examples)) = help.split_once("Examples:\n") else {
         return;
     };
@@ -175,7 +162,11 @@ fn examples(page: &mut Roff, command: &Command) {
     page.control("fi", []);
 }
 
-fn list(page: &mut Roff, section: &str, items: impl IntoIterator<Item = (String, String)>) {
+fn list<'a, T: Into<String>>(
+    page: &mut Roff,
+    section: &str,
+    items: impl IntoIterator<Item = (&'a str, T)>,
+) {
     page.control("SH", [section]);
     for (name, meaning) in items {
         page.control("TP", []);
@@ -185,22 +176,22 @@ fn list(page: &mut Roff, section: &str, items: impl IntoIterator<Item = (String,
 }
 
 fn see_also(command: &Command) -> String {
-    let own = name(command)
-        .trim_start_matches("plantstore")
-        .trim_start_matches('-');
+    let own = name(command).trim_start_matches("plantstore");
+    let own = own.trim_start_matches('-');
+    if own.is_empty() {
+        return "curl(1)".to_owned();
+    }
     let group = RELATED
         .iter()
         .find(|group| group.iter().any(|name| own.starts_with(name)));
-    let related = group.into_iter().flat_map(|group| group.iter());
-    let related = related
+    let mut pages = vec!["plantstore(1)".to_owned()];
+    for name in group
+        .into_iter()
+        .flat_map(|group| *group)
         .filter(|name| **name != own)
-        .map(|name| format!("plantstore-{name}(1)"));
-    let main = if own.is_empty() {
-        "curl(1)"
-    } else {
-        "plantstore(1)"
-    };
-    let pages: Vec<_> = std::iter::once(main.to_owned()).chain(related).collect();
+    {
+        pages.push(format!("plantstore-{name}(1)"));
+    }
     pages.join(", ")
 }
 

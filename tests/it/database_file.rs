@@ -190,7 +190,7 @@ fn a_backup_of_the_previous_version_is_read_and_restored_but_not_changed() {
     assert_eq!(listed(directory.path(), &filtered), [1, 2]);
     for (command, expected) in [
         (vec!["export"], r#"{"id":1,"name":"Fern","tag":"wild"}"#),
-        (vec!["stats"], "plants         3\n"),
+        (vec!["stats"], "plants    3\n"),
         (vec!["get", "2"], "name      Fern\n"),
     ] {
         let said = run_ok(directory.path(), &[&command[..], &store].concat());

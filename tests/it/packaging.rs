@@ -191,12 +191,12 @@ fn the_manual_has_a_page_for_every_command_and_a_variable_for_every_setting() {
     let help = run_ok(directory.path(), &["--help"]);
     let commands = help.split_once("Commands:\n").expect("commands").1;
     let commands = commands.split_once("\n\n").expect("an end").0;
-    let commands: Vec<_> = commands
-        .lines()
-        .filter_map(|line| line.split_whitespace().next())
-        .collect();
-    assert!(commands.contains(&"serve"));
-    for command in commands.into_iter().filter(|command| *command != "help") {
+    // A long description continues on lines that are indented further.
+    let command = |line: &'_ str| Some(line.strip_prefix("  ")?.split(' ').next()?.to_owned());
+    let commands = commands.lines().filter_map(command);
+    let commands: Vec<_> = commands.filter(|command| !command.is_empty()).collect();
+    assert!(commands.iter().any(|command| command == "serve"));
+    for command in commands.into_iter().filter(|command| command != "help") {
         let page = page(&format!("plantstore-{command}"));
         let unquoted = page.replace('"', "");
         for section in ["EXAMPLES", "EXIT STATUS", "SEE ALSO"] {
