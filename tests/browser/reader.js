@@ -38,7 +38,7 @@ export const posts = (asked) => asked.filter((request) => request.method() === "
 
 // Adds what is in the form, and waits for what is said of it.
 export async function add(page) {
-  await page.getByRole("button", { name: "Add the plant" }).click();
+  await page.getByRole("button", { name: "Add plant" }).click();
   const response = page.getByRole("status");
   await response.waitFor();
   await page.waitForSelector("#response[aria-busy=false]");
