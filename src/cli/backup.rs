@@ -231,7 +231,7 @@ fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
 fn verify(store: &mut Store) -> anyhow::Result<(Checked, u64)> {
     let mut problems = 0;
     let mut printed = Ok(());
-    let mut progress = Progress::new("checking", None, Unit::Items);
+    let mut progress = Progress::new("checking", None, Unit::Items).spin();
     let checked = store.check(&mut |finding| match finding {
         Finding::Total(count) => progress = Progress::of_items("checking", count),
         Finding::Read(count) => progress.advance(count),

@@ -143,11 +143,15 @@ impl Progress {
             .with_key("done", key(ProgressState::pos))
             .with_key("total", key(|state| state.len().unwrap_or_default()))
             .with_key("rate", key(per_second));
-        let bar = bar.with_message(what).with_style(style);
-        if total.is_none() && !bar.is_hidden() {
-            bar.enable_steady_tick(Duration::from_millis(100));
+        Self(bar.with_message(what).with_style(style))
+    }
+
+    /// Shows a spinner at once, for work that does not report how far it is.
+    pub(super) fn spin(self) -> Self {
+        if !self.0.is_hidden() {
+            self.0.enable_steady_tick(Duration::from_millis(100));
         }
-        Self(bar)
+        self
     }
 
     pub(super) fn of_items(what: &'static str, total: u64) -> Self {
