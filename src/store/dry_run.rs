@@ -7,7 +7,7 @@ use crate::store::error::StoreError;
 use crate::store::types::{Addition, Outcome};
 
 /// The plants that would have been stored by now.
-pub struct DryRun {
+pub(crate) struct DryRun {
     scratch: Connection,
 }
 

@@ -12,7 +12,7 @@ use crate::fs::WriteError;
 pub type Cause = Box<dyn Error + Send + Sync>;
 
 /// An error with its sources, for the log.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let all = iter::successors(Some(error), |&error| error.source());
     all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -50,7 +50,7 @@ pub enum StoreError {
 #[error(
     "the WAL has reached its limit of {bytes_max} bytes (--max-wal-bytes); a read transaction of {held_by} keeps it from being reset"
 )]
-pub struct WalFull {
+pub(crate) struct WalFull {
     pub bytes_max: u64,
     /// The processes that have a read transaction open, such as `process 4711 (sqlite3)`.
     pub held_by: String,
@@ -196,7 +196,7 @@ pub enum OpenError {
 
 /// Why a backup was not created, or not restored. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum SaveError {
+pub(crate) enum SaveError {
     #[error("{path} does not fit on the disk; free some space and run the command again")]
     NoRoom {
         path: String,

@@ -16,13 +16,13 @@ use jiff::Timestamp;
 
 use crate::token::TokenDigest;
 
-pub use dry_run::DryRun;
-pub use error::{OpenError, SaveError, StoreError, WalFull, chain};
-pub use query::{Cursor, Filter, Statistics, TagFilter};
-pub use sqlite::{BackupFile, Restoration};
-pub use types::{
-    Addition, Checked, DamagedPlant, Finding, Footprint, Location, NewToken, Outcome, PlantPage,
-    PlantRecord, TokenId, TokenRecord,
+pub(crate) use dry_run::DryRun;
+pub(crate) use error::{OpenError, SaveError, StoreError, WalFull, chain};
+pub(crate) use query::{Cursor, Filter, Statistics, TagFilter};
+pub(crate) use sqlite::{BackupFile, Restoration};
+pub use types::{Addition, Location, NewToken, Outcome, TokenId};
+pub(crate) use types::{
+    Checked, DamagedPlant, Finding, Footprint, PlantPage, PlantRecord, TokenRecord,
 };
 
 use postgres::Postgres;
@@ -65,18 +65,18 @@ pub enum Store {
 }
 
 /// None if the store is not a file of this machine, or cannot be read.
-pub fn footprint(location: &Location) -> Option<Footprint> {
+pub(crate) fn footprint(location: &Location) -> Option<Footprint> {
     sqlite::footprint(location.file()?).ok()
 }
 
 /// True if the location is the file of a backup according to its header. It must not be open in this process: SQLite would lose its
 /// locks.
-pub fn is_backup(location: &Location) -> bool {
+pub(crate) fn is_backup(location: &Location) -> bool {
     location.file().is_some_and(sqlite::is_backup)
 }
 
 /// The schema version; none if there is no store, or an empty one.
-pub fn schema_version(location: &Location) -> Result<Option<i64>, OpenError> {
+pub(crate) fn schema_version(location: &Location) -> Result<Option<i64>, OpenError> {
     match location {
         Location::Sqlite(path) => sqlite::schema_version(path),
         Location::Postgres(url) => match Postgres::open(url, Mode::Read) {
@@ -87,7 +87,7 @@ pub fn schema_version(location: &Location) -> Result<Option<i64>, OpenError> {
 }
 
 /// Lets a store be opened from now on although transactions are missing. PostgreSQL is never rejected for that.
-pub fn accept_loss(location: &Location) -> Result<(), OpenError> {
+pub(crate) fn accept_loss(location: &Location) -> Result<(), OpenError> {
     location.file().map_or(Ok(()), sqlite::accept_loss)
 }
 
@@ -116,7 +116,7 @@ impl Store {
     }
 
     /// True if the connection to the database was closed, as far as is known without using it.
-    pub fn is_disconnected(&mut self) -> bool {
+    pub(crate) fn is_disconnected(&mut self) -> bool {
         match self {
             Self::Sqlite(_) => false,
             Self::Postgres(store) => store.is_disconnected(),
@@ -124,14 +124,14 @@ impl Store {
     }
 
     /// Rejects adds while the WAL of a SQLite store is longer than this because a reader keeps it from being reset.
-    pub fn limit_wal(&mut self, bytes_max: u64) {
+    pub(crate) fn limit_wal(&mut self, bytes_max: u64) {
         if let Self::Sqlite(store) = self {
             store.limit_wal(bytes_max);
         }
     }
 
     /// True if adds of another process may have to wait for ours.
-    pub fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         match self {
             Self::Sqlite(store) => store.is_shared(),
             Self::Postgres(_) => false,
@@ -140,7 +140,7 @@ impl Store {
 
     /// Copies a snapshot of the database page by page, and reports how many pages of how many are copied. Returns false, and copies
     /// nothing, for PostgreSQL.
-    pub fn copy_pages(
+    pub(crate) fn copy_pages(
         &mut self,
         to: &BackupFile,
         report: &mut dyn FnMut(u64, u64),
@@ -152,7 +152,7 @@ impl Store {
     }
 
     /// Makes long operations of this connection leave most of the CPU time to others. PostgreSQL has its own machine.
-    pub fn throttle(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn throttle(&mut self) -> Result<(), StoreError> {
         match self {
             Self::Sqlite(store) => store.throttle(),
             Self::Postgres(_) => Ok(()),
@@ -162,10 +162,10 @@ impl Store {
 
 /// Declares the operations that both engines implement as methods of the same name.
 macro_rules! operations {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+    ($($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         impl Store {
             $($(#[$doc])*
-            pub fn $name(&mut self, $($arg: $type),*) -> Result<$result, StoreError> {
+            $vis fn $name(&mut self, $($arg: $type),*) -> Result<$result, StoreError> {
                 match self {
                     Self::Sqlite(store) => store.$name($($arg),*),
                     Self::Postgres(store) => store.$name($($arg),*),
@@ -177,54 +177,54 @@ macro_rules! operations {
 
 operations! {
     /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. `used` is when tokens were last used.
-    fn add(batch: &[Addition], used: &[(TokenId, Timestamp)]) -> Vec<Outcome>;
+    pub fn add(batch: &[Addition], used: &[(TokenId, Timestamp)]) -> Vec<Outcome>;
 
     /// Checks that the store can be used. Called about once a second while serving, idle or not, so it must be cheap; if
     /// `is_write_due`, it commits a write that changes nothing, which fails whenever an add would.
-    fn probe(is_write_due: bool) -> ();
+    pub(crate) fn probe(is_write_due: bool) -> ();
 
     /// The outcome of each plant if it was added now; none where the id is free.
-    fn compare(batch: &[Addition]) -> Vec<Option<Outcome>>;
+    pub(crate) fn compare(batch: &[Addition]) -> Vec<Option<Outcome>>;
 
     /// Creates a token. False if the name is taken.
-    fn create_token(token: &NewToken<'_>) -> bool;
+    pub fn create_token(token: &NewToken<'_>) -> bool;
 
     /// Revokes a token for good. None if there is no token of that name; false if it was revoked before.
-    fn revoke_token(name: &str) -> Option<bool>;
+    pub(crate) fn revoke_token(name: &str) -> Option<bool>;
 
     /// True if there is any token, revoked ones included.
-    fn has_tokens() -> bool;
+    pub(crate) fn has_tokens() -> bool;
 
     /// Every token, oldest first.
-    fn tokens() -> Vec<TokenRecord>;
+    pub(crate) fn tokens() -> Vec<TokenRecord>;
 
-    fn token(digest: &TokenDigest) -> Option<TokenRecord>;
+    pub(crate) fn token(digest: &TokenDigest) -> Option<TokenRecord>;
 
     /// Inserts tokens of another store. One that exists already, by its digest, keeps everything but its state: it is revoked if it is
     /// revoked in either store, and was last used when it was last used in either.
-    fn merge_tokens(tokens: &[TokenRecord]) -> ();
+    pub(crate) fn merge_tokens(tokens: &[TokenRecord]) -> ();
 
-    fn count_plants() -> u64;
+    pub(crate) fn count_plants() -> u64;
 
     /// The first plants, by id, whose ids are in this range.
-    fn plants(ids: &RangeInclusive<i64>, limit: u32) -> Vec<PlantRecord>;
+    pub(crate) fn plants(ids: &RangeInclusive<i64>, limit: u32) -> Vec<PlantRecord>;
 
     /// Inserts plants of another store as they are; leaves those that exist.
-    fn insert_plants(plants: &[PlantRecord]) -> ();
+    pub(crate) fn insert_plants(plants: &[PlantRecord]) -> ();
 
     /// Passes on all plants of one snapshot, by id, a page at a time, until `visit` breaks. Adds go on meanwhile.
-    fn export(visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>) -> ();
+    pub(crate) fn export(visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>) -> ();
 
     /// The positions of the newest plants before a cursor that match the filter, newest first. Along the index if the filter is by time
     /// alone, otherwise by a scan of all plants, which reports now and then how many more it has read.
-    fn find(filter: &Filter, before: Cursor, limit: u32, read: &mut dyn FnMut(usize)) -> Vec<Cursor>;
+    pub(crate) fn find(filter: &Filter, before: Cursor, limit: u32, read: &mut dyn FnMut(usize)) -> Vec<Cursor>;
 
     /// The plants with these ids, in this order, without those that do not exist.
-    fn get(ids: &[i64]) -> Vec<Result<PlantRecord, DamagedPlant>>;
+    pub(crate) fn get(ids: &[i64]) -> Vec<Result<PlantRecord, DamagedPlant>>;
 
     /// Counts all plants. Reports now and then how many more it has read, if the engine tells.
-    fn statistics(now: Timestamp, read: &mut dyn FnMut(usize)) -> Statistics;
+    pub(crate) fn statistics(now: Timestamp, read: &mut dyn FnMut(usize)) -> Statistics;
 
     /// Reads everything, and reports whatever is not as it was stored.
-    fn check(report: &mut dyn FnMut(Finding)) -> Checked;
+    pub(crate) fn check(report: &mut dyn FnMut(Finding)) -> Checked;
 }

@@ -20,7 +20,7 @@ const TIME_MAX: i64 = 253_402_200_000_000_000;
 /// The position of a plant in the order of `plantstore list`: by batch, then by time, then by id. A page begins after its cursor, which
 /// is the last plant of the page before (keyset pagination).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cursor {
+pub(crate) struct Cursor {
     /// The number of the transaction that added the plant; 0 in PostgreSQL, which orders plants by time alone.
     pub(crate) batch: i64,
     /// When it was added, in microseconds since 1970.
@@ -75,7 +75,7 @@ fn microsecond(time: Timestamp) -> i64 {
 
 /// The plants that are listed: those that meet all conditions.
 #[derive(Debug, Clone, Default)]
-pub struct Filter {
+pub(crate) struct Filter {
     /// Added at this time or later.
     pub since: Option<Timestamp>,
     /// Added before this time.
@@ -86,7 +86,7 @@ pub struct Filter {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TagFilter {
+pub(crate) enum TagFilter {
     Equals(String),
     Untagged,
 }
@@ -134,7 +134,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 
 /// Counts of all plants, for `plantstore stats`.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Statistics {
+pub(crate) struct Statistics {
     pub plants: u64,
     /// Plants that are not what was stored, and are not counted below.
     pub damaged: u64,

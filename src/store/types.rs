@@ -66,7 +66,7 @@ pub struct Addition {
 
 /// A plant as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlantRecord {
+pub(crate) struct PlantRecord {
     pub id: i64,
     pub plant: Plant,
     /// To the millisecond.
@@ -76,13 +76,13 @@ pub struct PlantRecord {
 
 /// The stored plant with this id is not what was stored: the disk has changed it.
 #[derive(Debug)]
-pub struct DamagedPlant {
+pub(crate) struct DamagedPlant {
     pub id: i64,
 }
 
 /// Plants, by id, that are exported together: limited in number and size.
 #[derive(Debug, Default)]
-pub struct PlantPage {
+pub(crate) struct PlantPage {
     pub plants: Vec<PlantRecord>,
     bytes: usize,
 }
@@ -121,7 +121,7 @@ pub enum Outcome {
 
 /// What a check reports while it reads.
 #[derive(Debug)]
-pub enum Finding {
+pub(crate) enum Finding {
     /// The approximate number of plants to be read.
     Total(u64),
     /// This many more plants have been read.
@@ -132,7 +132,7 @@ pub enum Finding {
 
 /// What a check has read.
 #[derive(Debug, Clone, Copy)]
-pub struct Checked {
+pub(crate) struct Checked {
     pub plants: u64,
     /// Revoked ones included.
     pub tokens: u64,
@@ -140,7 +140,7 @@ pub struct Checked {
 
 /// The size of the files of a store in bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Footprint {
+pub(crate) struct Footprint {
     pub database: u64,
     pub wal: u64,
 }
@@ -158,7 +158,7 @@ pub struct NewToken<'a> {
 
 /// A token as it is stored.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TokenRecord {
+pub(crate) struct TokenRecord {
     pub id: TokenId,
     pub name: Arc<str>,
     pub digest: TokenDigest,

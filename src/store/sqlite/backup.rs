@@ -38,7 +38,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const CHUNK: usize = 1 << 20;
 
 /// A backup that is being written.
-pub struct BackupFile(AtomicFile);
+pub(crate) struct BackupFile(AtomicFile);
 
 impl BackupFile {
     /// Creates a temporary file. `store` is the file of the store, if it is one.
@@ -177,7 +177,7 @@ impl Throttle {
 }
 
 /// A store that is being restored from a backup.
-pub struct Restoration {
+pub(crate) struct Restoration {
     file: AtomicFile,
     store: PathBuf,
     /// Held so that the store is not served meanwhile.

@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
-pub use backup::{BackupFile, Restoration};
+pub(crate) use backup::{BackupFile, Restoration};
 pub(super) use open::{accept_loss, footprint, is_backup, schema_version};
 
 use crate::plant::NewPlant;
