@@ -100,8 +100,9 @@ impl List {
             // One more than is shown, to know whether there are more.
             let len = u32::try_from(left.saturating_add(1)).unwrap_or(CURSORS_MAX);
             let len = len.min(CURSORS_MAX);
-            let progress = Progress::new("reading", None, Unit::Items);
-            let report = &mut |read| progress.advance(read);
+            let progress =
+                (!filter.is_by_time()).then(|| Progress::new("reading", None, Unit::Items));
+            let report = &mut |read| progress.iter().for_each(|bar| bar.advance(read));
             let cursors = reader.store.find(&filter, before, len, report)?;
             drop(progress);
             let (shown, more) = match usize::try_from(left) {
