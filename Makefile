@@ -1,4 +1,4 @@
-# The few things people expect. `make test` is what CI runs; everything else is a part of it or takes longer.
+# `make test` runs everything that CI runs; `make check` is the quick part of it. The other targets take longer or are parts.
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -10,17 +10,37 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: packaging::systemd
 
-.PHONY: test check setup fmt lint docs deny advisories build it browser faults-share faults schemathesis bench bench-growth bench-backup bench-import instructions bench-build package clean
+# The lowest priority, for compiling while tests wait.
+NICE := nice -n 19
 
-test: setup check deny it browser faults-share schemathesis
-	@echo "all is well"
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-postgres browser faults-share faults schemathesis bench bench-growth bench-backup bench-import instructions bench-build package clean
 
-# What needs nothing but the crates.
+# The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
+# the build of cargo-deny, which have a lower priority.
+test: setup fmt
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line tests-sqlite tests-postgres checks
+	@echo "all tests passed"
+
+tests-sqlite:
+	@$(MAKE) --no-print-directory it-sqlite
+	@$(MAKE) --no-print-directory faults-share
+
+tests-postgres: it-postgres
+
+checks:
+	@$(NICE) $(MAKE) --no-print-directory build
+	@$(NICE) $(MAKE) --no-print-directory deny
+	@$(NICE) $(MAKE) --no-print-directory lint
+	@$(NICE) $(MAKE) --no-print-directory docs
+	@$(MAKE) --no-print-directory browser
+	@$(MAKE) --no-print-directory schemathesis
+
+# Needs only Rust.
 check: fmt lint docs
 
-# Installs what the tests run: curl and sqlite3 (the README's commands), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
-# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs), Node and Chromium (the docs page). A
-# share of the faults mounts a small file system, which needs root, or sudo.
+# Installs the tools of the tests: curl and sqlite3 (commands in README.md), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
+# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs),
+# Node.js and Chromium (docs page). The full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
 	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv nodejs npm chromium
 
@@ -34,21 +54,22 @@ lint:
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --locked
 
-# Licences, sources, duplicates. Advisories need a database from the network and are a matter for `make advisories`.
+# Licences, sources and duplicates. `make advisories` needs the advisory database from the network.
 deny: $(TOOLS)/bin/cargo-deny
 	$(TOOLS)/bin/cargo-deny --locked check bans licenses sources
 
 advisories: $(TOOLS)/bin/cargo-deny
 	$(TOOLS)/bin/cargo-deny --locked check advisories
 
+# Without optimisation and debug information it compiles fastest.
 $(TOOLS)/bin/cargo-deny:
-	$(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --debug --root $(TOOLS)
+	CARGO_PROFILE_DEV_DEBUG=0 $(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --debug --root $(TOOLS)
 
-# Reads our metrics, alerts and dashboard as Prometheus does.
+# Validates metrics, alerts and the dashboard.
 $(TOOLS)/bin/promtool:
 	scripts/unpack-tool prometheus /usr/bin/promtool $@
 
-# Check the reverse proxy configurations of docs/security.md.
+# Validate the reverse proxy configurations of docs/security.md.
 $(TOOLS)/bin/nginx:
 	scripts/unpack-tool nginx /usr/sbin/nginx $@
 
@@ -58,21 +79,25 @@ $(TOOLS)/bin/caddy:
 build:
 	$(CARGO) build --release --locked
 
-it: build
-	$(CARGO) test --locked
+it: it-sqlite it-postgres
+
+it-sqlite:
+	$(CARGO) test --locked --lib --test it
+
+it-postgres:
 	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database
 
-# The docs page in a real browser. What it looked like is then in target/docs-page.
+# The docs page in Chromium; screenshots are in target/docs-page.
 browser: build
 	tests/browser/run $(TARGET)/release/plantstore $(TARGET)/docs-page
 
-# A share of the faults, and proof that the suite notices a broken service.
+# A sample of the faults, and the deliberate breaks that the suite has to detect.
 faults-share:
 	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 
-# All of them: power cuts by the ten thousand, a thousand kills, every sync and every write of a run, fifty of each
-# other fault; with PostgreSQL a thousand connections cut and fifty failovers. Writes the table in docs/reliability.md.
+# All faults: 20,000 power cuts, 1,000 kills, a kill at every sync and write of a run, 50 of each other fault; with PostgreSQL
+# 1,000 cut connections and 50 failovers. Writes the tables of docs/reliability.md; takes more than an hour.
 faults:
 	@scripts/install-missing $(FAULT_TOOLS)
 	$(CARGO) test --release --locked --test faults -- --cuts 20000 --kills 1000 --step 1 --each 50 \
@@ -81,37 +106,36 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# Compares the service with other servers and with the baseline, into docs/performance.md: about 15 minutes. ROUNDS and SECONDS_A_ROUND shorten it.
+# Compares the service with other servers and with the baseline; writes docs/performance.md. About 15 minutes; ROUNDS and
+# SECONDS_A_ROUND shorten it.
 bench: bench-build
 	bench/run
 
-# The store as it grows to ten million plants, into the same page: about an hour. PLANTS_MAX shortens it.
+# Throughput as the store grows to ten million plants; writes docs/performance.md. About an hour; PLANTS_MAX shortens it.
 bench-growth: bench-build
 	bench/growth
 
-# What a backup costs while it runs: about five minutes. PLANTS, ROUNDS and SECONDS_A_ROUND shorten it.
+# Throughput while a backup runs. About five minutes; PLANTS, ROUNDS and SECONDS_A_ROUND shorten it.
 bench-backup: bench-build
 	bench/backup
 
-# A million plants in and out, beside sqlite3's own import: a few minutes. PLANTS and ROUNDS shorten it.
+# Import and export of a million plants, compared with sqlite3's import. A few minutes; PLANTS and ROUNDS shorten it.
 bench-import: build
 	@scripts/install-missing python3 sqlite3
 	bench/import
 
-# The binary for itself, so that it is built as it is released.
+# The binary is built separately from the examples, as for a release: their features would be unified.
 bench-build: build
 	@scripts/install-missing python3
 	$(CARGO) build --release --locked --example baseline --example load
 
-# Counts the instructions of an add and fails when they have grown by more than 5 %. To be run before a change to that
-# path is called done.
+# Counts the instructions of an add and fails if they have grown by more than 5 %. Run it after a change to that path.
 instructions:
 	@scripts/install-missing valgrind python3
 	$(CARGO) build --release --locked --example instructions
 	bench/instructions
 
-# A Debian package, in $(TARGET)/debian, and `cargo install`: built, checked, installed, used, and taken away again. Needs
-# root, or sudo.
+# Builds the Debian package into $(TARGET)/debian, and checks it: install, run, purge; and `cargo install`. Needs root or sudo.
 package: build $(TOOLS)/bin/cargo-deb
 	@scripts/install-missing dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl python3
 	rm -rf $(TARGET)/release/package
