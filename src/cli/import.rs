@@ -16,7 +16,7 @@ use jiff::Timestamp;
 
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Progress, Unit, print};
 use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
-use crate::formats::{COMMENT, Format, Lines, Part, Reader, Rejection};
+use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
 use crate::fs::{AtomicFile, Replace, WriteError};
 use crate::logging::write_stderr;
 use crate::store::{
@@ -370,8 +370,8 @@ fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outc
 #[derive(Default)]
 struct Batch {
     additions: Vec<Addition>,
-    /// The position of each addition, and its text if that is kept.
-    rows: Vec<(Lines, Vec<u8>)>,
+    /// The text of each addition.
+    texts: Vec<Text>,
     problems: Vec<Problem>,
     /// The header of a CSV file.
     header: Vec<u8>,
@@ -380,26 +380,25 @@ struct Batch {
 }
 
 /// A row that is not stored, or a part of one.
-struct Problem {
-    lines: Lines,
-    rejection: Rejection,
-    raw: Vec<u8>,
-    part: Part,
-}
+type Problem = (Text, Rejection);
 
 impl Batch {
     /// The line where it begins.
     fn line(&self) -> u64 {
-        let problems = self.problems.iter().map(|problem| problem.lines);
-        let rows = self.rows.iter().map(|(lines, _)| *lines);
-        rows.chain(problems).min().map_or(1, |lines| lines.first)
+        let rejected = self.problems.iter().map(|(text, _)| text);
+        let first = self
+            .texts
+            .iter()
+            .chain(rejected)
+            .map(|text| text.lines.first);
+        first.min().unwrap_or(1)
     }
 
     fn truncate_after(&mut self, last: usize) {
-        let (lines, _) = self.rows[last];
+        let lines = self.texts[last].lines;
         self.additions.truncate(last + 1);
-        self.rows.truncate(last + 1);
-        self.problems.retain(|problem| problem.lines < lines);
+        self.texts.truncate(last + 1);
+        self.problems.retain(|(text, _)| text.lines < lines);
     }
 
     fn len(&self) -> usize {
@@ -426,14 +425,9 @@ fn read(
         match entry.plant {
             Ok(plant) => {
                 batch.additions.push(Addition { plant, token });
-                batch.rows.push((entry.lines, entry.raw));
+                batch.texts.push(entry.text);
             }
-            Err(rejection) => batch.problems.push(Problem {
-                lines: entry.lines,
-                rejection,
-                raw: entry.raw,
-                part: entry.part,
-            }),
+            Err(rejection) => batch.problems.push((entry.text, rejection)),
         }
         if batch.header.is_empty() {
             batch.header = reader.header().to_vec();
@@ -479,9 +473,9 @@ impl Report {
     /// Counts a batch and prints its problems. Returns them in the order of their lines.
     fn count(&mut self, batch: Batch, outcomes: &[Outcome], progress: &Progress) -> Vec<Problem> {
         let mut problems = batch.problems;
-        let complete = problems.iter().filter(|problem| problem.part.is_end);
-        self.invalid += complete.map(|problem| problem.rejection.lines).sum::<u64>();
-        for ((lines, raw), outcome) in batch.rows.into_iter().zip(outcomes) {
+        let complete = problems.iter().filter(|(text, _)| text.part.is_end);
+        self.invalid += complete.map(|(_, rejection)| rejection.lines).sum::<u64>();
+        for (text, outcome) in batch.texts.into_iter().zip(outcomes) {
             let (count, problem) = match outcome {
                 Outcome::Added => (&mut self.added, None),
                 Outcome::Replayed => (&mut self.replayed, None),
@@ -492,22 +486,16 @@ impl Report {
                 ),
             };
             *count += 1;
-            problems.extend(problem.map(|problem| Problem {
-                lines,
-                rejection: Rejection {
-                    problem: problem.to_owned(),
-                    lines: 1,
-                },
-                raw,
-                part: Part::WHOLE,
-            }));
+            if let Some(problem) = problem.map(str::to_owned) {
+                problems.push((text, Rejection { problem, lines: 1 }));
+            }
         }
         // A stable sort keeps the parts of a row in order.
-        problems.sort_by_key(|problem| problem.lines.first);
-        for problem in problems.iter().filter(|problem| problem.part.is_end) {
+        problems.sort_by_key(|(text, _)| text.lines.first);
+        for (text, rejection) in problems.iter().filter(|(text, _)| text.part.is_end) {
             self.problems += 1;
             if self.problems <= PROBLEMS_SHOWN_MAX {
-                progress.say(&format!("{}: {}", problem.lines, problem.rejection.problem));
+                progress.say(&format!("{}: {}", text.lines, rejection.problem));
             }
         }
         problems
@@ -558,18 +546,15 @@ impl Rejects {
     }
 
     /// Writes a row, or a part of it.
-    fn write(&mut self, header: &[u8], problem: &Problem) -> io::Result<()> {
+    fn write(&mut self, header: &[u8], (text, rejection): &Problem) -> io::Result<()> {
         if std::mem::replace(&mut self.is_empty, false) {
             self.write_text(header, true)?;
         }
-        if problem.part.is_start {
-            let comment = format!(
-                "{COMMENT}{}: {}\n",
-                problem.lines, problem.rejection.problem
-            );
+        if text.part.is_start {
+            let comment = format!("{COMMENT}{}: {}\n", text.lines, rejection.problem);
             self.write_text(comment.as_bytes(), true)?;
         }
-        self.write_text(&problem.raw, problem.part.is_end)
+        self.write_text(&text.raw, text.part.is_end)
     }
 
     /// The last line of the input may have no newline.

@@ -4,7 +4,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use crate::formats::{Entry, Lines, Part, Rejection, Source, is_comment};
+use crate::formats::{Entry, Lines, Part, Rejection, Source, Text, is_comment};
 use crate::plant::{NewPlant, Plant};
 
 const COLUMNS: [&str; 3] = ["id", "name", "tag"];
@@ -125,12 +125,13 @@ impl Decoder {
             if self.row.is_blank() && (cells == 1 || cells == columns.len) {
                 continue;
             }
-            return Ok(Some(Entry {
+            let plant = columns.plant(&mut self.row, self.lines);
+            let text = Text {
                 lines: self.lines,
-                plant: columns.plant(&mut self.row, self.lines),
                 raw: std::mem::take(&mut self.raw),
                 part: Part { is_start, is_end },
-            }));
+            };
+            return Ok(Some(Entry { text, plant }));
         }
     }
 

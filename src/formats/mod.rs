@@ -56,11 +56,16 @@ impl Format {
 /// A line of NDJSON, or a row of CSV.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) lines: Lines,
+    pub(crate) text: Text,
     pub(crate) plant: Result<NewPlant, Rejection>,
-    /// Its text with its end, if the reader keeps text.
+}
+
+/// Where an entry is, and its text with the end of the line if the reader keeps text.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Text {
+    pub(crate) lines: Lines,
     pub(crate) raw: Vec<u8>,
-    /// How much of its text that is.
+    /// How much of the entry `raw` is.
     pub(crate) part: Part,
 }
 
@@ -92,13 +97,6 @@ pub(crate) struct Rejection {
 pub(crate) struct Part {
     pub(crate) is_start: bool,
     pub(crate) is_end: bool,
-}
-
-impl Part {
-    pub(crate) const WHOLE: Self = Self {
-        is_start: true,
-        is_end: true,
-    };
 }
 
 pub(crate) struct Reader<R> {

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 
 use serde::Serialize;
 
-use crate::formats::{Entry, Lines, Part, Rejection, Source, is_comment};
+use crate::formats::{Entry, Lines, Part, Rejection, Source, Text, is_comment};
 use crate::plant::{NewPlant, Plant};
 
 #[derive(Serialize)]
@@ -51,29 +51,37 @@ impl Decoder {
             let mut is_end = source.read_line(&mut self.line, self.bytes_max)?;
             let is_start = !self.is_within;
             let is_skipped = is_start && is_comment(&self.line);
+            let is_too_long = !(is_start && is_end);
             if !is_end && (is_skipped || !self.keeps_text) {
                 source.skip_line(&mut self.line, self.bytes_max)?;
                 is_end = true;
-            } else if is_start && is_end && !is_skipped {
-                if self.line.is_empty() {
-                    return Ok(None);
-                }
-                if self.line.trim_ascii().is_empty() {
-                    continue;
-                }
-                return Ok(Some(self.entry(number, self.plant(), Part::WHOLE)));
             }
-            if is_skipped {
+            if !is_too_long && self.line.is_empty() {
+                return Ok(None);
+            }
+            if is_skipped || !is_too_long && self.line.trim_ascii().is_empty() {
                 continue;
             }
+            let plant = if is_too_long {
+                let problem = format!("longer than {} bytes", self.bytes_max);
+                Err(Rejection { problem, lines: 1 })
+            } else {
+                self.plant()
+            };
             self.is_within = !is_end;
-            let problem = format!("longer than {} bytes", self.bytes_max);
-            let rejection = Rejection { problem, lines: 1 };
-            return Ok(Some(self.entry(
-                number,
-                Err(rejection),
-                Part { is_start, is_end },
-            )));
+            let mut raw = Vec::new();
+            if self.keeps_text {
+                std::mem::swap(&mut raw, &mut self.line);
+            }
+            let text = Text {
+                lines: Lines {
+                    first: number,
+                    last: number,
+                },
+                raw,
+                part: Part { is_start, is_end },
+            };
+            return Ok(Some(Entry { text, plant }));
         }
     }
 
@@ -86,21 +94,5 @@ impl Decoder {
                 .replace(" at line 1 column", " at column");
             Rejection { problem, lines: 1 }
         })
-    }
-
-    fn entry(&mut self, line: u64, plant: Result<NewPlant, Rejection>, part: Part) -> Entry {
-        Entry {
-            lines: Lines {
-                first: line,
-                last: line,
-            },
-            plant,
-            raw: if self.keeps_text {
-                std::mem::take(&mut self.line)
-            } else {
-                Vec::new()
-            },
-            part,
-        }
     }
 }

@@ -31,7 +31,7 @@ fn plant(id: i64, name: &str, tag: Option<&str>) -> NewPlant {
 
 /// The problems with their line numbers.
 fn problems(entries: Vec<Entry>) -> Vec<(u64, String)> {
-    let problem = |entry: Entry| Some((entry.lines.first, entry.plant.err()?.problem));
+    let problem = |entry: Entry| Some((entry.text.lines.first, entry.plant.err()?.problem));
     entries.into_iter().filter_map(problem).collect()
 }
 
@@ -39,7 +39,7 @@ fn plants(entries: Vec<Entry>) -> Vec<NewPlant> {
     let plant = |entry: Entry| {
         entry
             .plant
-            .unwrap_or_else(|rejection| panic!("{}: {rejection:?}", entry.lines))
+            .unwrap_or_else(|rejection| panic!("{}: {rejection:?}", entry.text.lines))
     };
     entries.into_iter().map(plant).collect()
 }
@@ -207,7 +207,7 @@ fn an_invalid_line_is_reported_with_its_number_and_the_rest_is_read() {
     );
     let last = found.last().expect("one");
     assert_eq!(
-        (last.lines.first, &last.plant),
+        (last.text.lines.first, &last.plant),
         (8, &Ok(plant(1000, "Rose", None)))
     );
     assert_eq!(
@@ -284,7 +284,7 @@ fn a_stray_quote_is_reported_with_the_lines_that_it_swallows() {
             let rejection = entry.plant.err()?;
             Some(format!(
                 "{}: {} ({})",
-                entry.lines, rejection.problem, rejection.lines
+                entry.text.lines, rejection.problem, rejection.lines
             ))
         };
         all.filter_map(reported).collect::<Vec<_>>()
@@ -326,8 +326,8 @@ fn texts(format: Format, text: &str) -> String {
         if all.is_empty() {
             all.extend_from_slice(reader.header());
         }
-        assert!(entry.raw.len() <= 300, "{}", entry.raw.len());
-        all.extend(entry.raw);
+        assert!(entry.text.raw.len() <= 300, "{}", entry.text.raw.len());
+        all.extend(entry.text.raw);
     }
     String::from_utf8(all).expect("UTF-8")
 }
