@@ -31,36 +31,34 @@ use sqlite::Sqlite;
 /// What a store is opened for. Unless a variant says otherwise, a server may be running, and the store must exist.
 #[derive(Debug, Clone, Copy)]
 pub enum Mode {
-    /// Reads a store, or a backup, which is not changed.
+    /// To read a store, or a backup, which is not changed.
     Read,
-    /// Reads a backup, and nothing else.
+    /// To read a backup; a store is an error.
     ReadBackup,
-    /// Changes a little, such as a token.
+    /// For small changes, such as revoking a token.
     Write,
-    /// As `Write`; creates the store or upgrades its schema if necessary.
+    /// As `Write`, but creates the store or upgrades its schema if necessary.
     Create,
-    /// Adds many plants; creates the store if necessary. In SQLite, other imports and servers are kept out unless a server runs already.
+    /// To add many plants. Creates the store if necessary. In SQLite this takes the place of the server, unless one is running.
     Import,
-    /// Adds plants as a server; creates the store if necessary. SQLite: one server at a time. PostgreSQL: a database that cannot be
-    /// reached yet is not an error; every operation waits for it, at most for this time.
+    /// To add plants as a server. Creates the store if necessary. In SQLite one server at a time. A PostgreSQL database that cannot be
+    /// reached yet is not an error; every operation waits for it.
     Serve {
         /// The time limit of each operation, with all attempts; PostgreSQL only.
         timeout: Duration,
     },
-    /// A further connection of a server, which looks up tokens.
+    /// To look up tokens, by a process that has opened the store with `Serve`.
     ServeTokens {
         /// As in `Serve`.
         timeout: Duration,
     },
-    /// Fills the temporary file of a backup, which is empty: without a WAL and without syncs.
+    /// To fill the empty temporary file of a backup, without a WAL and without syncs.
     FillBackup,
 }
 
-/// One connection to where plants and tokens are stored.
+/// One connection to a store.
 pub enum Store {
-    /// A SQLite file.
     Sqlite(Box<Sqlite>),
-    /// A PostgreSQL database.
     Postgres(Box<Postgres>),
 }
 
@@ -92,7 +90,6 @@ pub(crate) fn accept_loss(location: &Location) -> Result<(), OpenError> {
 }
 
 impl Store {
-    /// Opens a connection.
     pub fn open(location: &Location, mode: Mode) -> Result<Self, OpenError> {
         Ok(match location {
             Location::Sqlite(path) => Self::Sqlite(Box::new(Sqlite::open(path, mode)?)),
@@ -151,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Makes long operations of this connection leave most of the CPU time to others. PostgreSQL has its own machine.
+    /// Makes long operations of this connection leave most of the CPU time to others. PostgreSQL schedules its own work.
     pub(crate) fn throttle(&mut self) -> Result<(), StoreError> {
         match self {
             Self::Sqlite(store) => store.throttle(),
@@ -222,7 +219,7 @@ operations! {
     /// The plants with these ids, in this order, without those that do not exist.
     pub(crate) fn get(ids: &[i64]) -> Vec<Result<PlantRecord, DamagedPlant>>;
 
-    /// Counts all plants. Reports now and then how many more it has read, if the engine tells.
+    /// Counts all plants. SQLite reports now and then how many more it has read.
     pub(crate) fn statistics(now: Timestamp, read: &mut dyn FnMut(usize)) -> Statistics;
 
     /// Reads everything, and reports whatever is not as it was stored.

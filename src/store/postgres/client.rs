@@ -109,14 +109,6 @@ impl Client {
         self.driver.query_typed_one(sql, &typed(values)).await
     }
 
-    pub(super) async fn query_opt(
-        &self,
-        sql: &str,
-        values: &[&dyn Param],
-    ) -> Result<Option<Row>, Error> {
-        self.driver.query_typed_opt(sql, &typed(values)).await
-    }
-
     pub(super) async fn query_raw(
         &self,
         sql: &str,

@@ -150,10 +150,6 @@ impl Postgres {
         self.run(async |session| session.client.query_one(sql, values).await)
     }
 
-    fn query_opt(&mut self, sql: &str, values: &[&dyn Param]) -> Result<Option<Row>, StoreError> {
-        self.run(async |session| session.client.query_opt(sql, values).await)
-    }
-
     /// Returns the number of rows.
     fn execute(&mut self, sql: &str, values: &[&dyn Param]) -> Result<u64, StoreError> {
         self.run(async |session| session.client.execute(sql, values).await)

@@ -39,8 +39,8 @@ impl Postgres {
     pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
         let now = Timestamp::now();
         let sql = "UPDATE plantstore.tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING revoked_at";
-        let row = self.query_opt(sql, &[&name, &now])?;
-        let revoked_at = row.map(|row| row.get::<_, Timestamp>(0));
+        let rows = self.query(sql, &[&name, &now])?;
+        let revoked_at = rows.first().map(|row| row.get::<_, Timestamp>(0));
         Ok(revoked_at.map(|time| time.as_microsecond() == now.as_microsecond()))
     }
 
@@ -59,8 +59,8 @@ impl Postgres {
         digest: &TokenDigest,
     ) -> Result<Option<TokenRecord>, StoreError> {
         let digest: &[u8] = digest.as_bytes();
-        let row = self.query_opt(&format!("{SELECT} WHERE digest = $1"), &[&digest])?;
-        row.as_ref().map(rows::token_record).transpose()
+        let rows = self.query(&format!("{SELECT} WHERE digest = $1"), &[&digest])?;
+        rows.first().map(rows::token_record).transpose()
     }
 
     /// A token whose id or name another token has is left out.

@@ -58,7 +58,7 @@ impl BackupFile {
 
     /// Completes the content: to be called before it is read.
     pub fn settle(&self) -> Result<(), SaveError> {
-        open::make_backup(self.0.path())?;
+        open::switch_to_rollback_journal(self.0.path())?;
         Ok(self.0.sync()?)
     }
 
@@ -285,7 +285,7 @@ fn copy(
 /// kept together with its WAL.
 fn set_companions_aside(store: &Path, kept: &Path) -> Result<bool, SaveError> {
     if store.exists() {
-        let checkpointed = open::make_backup(store);
+        let checkpointed = open::switch_to_rollback_journal(store);
         if let Err(held @ OpenError::Held(_)) = checkpointed {
             return Err(held.into());
         }

@@ -10,7 +10,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rusqlite::Connection;
-use rusqlite::config::DbConfig;
 
 use crate::store::error::StoreError;
 use crate::store::sqlite::open;
@@ -193,7 +192,7 @@ fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, StoreError> {
     let done = open::checkpoint(connection, mode).map_err(StoreError::from);
     if let Err(StoreError::Fatal(_)) = &done {
         // After a failed fsync another one may claim success, so closing must not run a checkpoint.
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        open::run_checkpoint_on_close(connection, false)?;
     }
     done
 }

@@ -111,8 +111,8 @@ pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
     }
 }
 
-/// Switches a store to rollback-journal mode, with all data in the one file, as in a backup. No other process may have it open.
-pub(super) fn make_backup(path: &Path) -> Result<(), OpenError> {
+/// Makes a store a backup: all data in one file, in rollback-journal mode. No other process may have it open.
+pub(super) fn switch_to_rollback_journal(path: &Path) -> Result<(), OpenError> {
     let connection = match connect(path) {
         Err(OpenError::IsBackup(_)) => return Ok(()),
         other => other?,
@@ -245,9 +245,12 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// SQLite runs a checkpoint and deletes the WAL when the last connection is closed. Not while it is unknown whether database
-/// and WAL are sound and belong together, and not after a failed fsync.
-fn run_checkpoint_on_close(connection: &Connection, run: bool) -> Result<(), rusqlite::Error> {
+/// SQLite runs a checkpoint and deletes the WAL when the last connection is closed. That must not happen while it is unknown whether
+/// database and WAL are undamaged and belong together, nor after a failed fsync.
+pub(super) fn run_checkpoint_on_close(
+    connection: &Connection,
+    run: bool,
+) -> Result<(), rusqlite::Error> {
     let setting = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
     connection.set_db_config(setting, !run).map(drop)
 }
@@ -372,7 +375,7 @@ pub(in crate::store) fn schema_version(path: &Path) -> Result<Option<i64>, OpenE
 
 /// The version of the schema, 0 for an empty file.
 fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
-    // One statement, so that it sees another process make all of the schema, or nothing.
+    // One statement, so that it sees all of a schema that another process creates, or nothing.
     let sql = "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
                FROM pragma_application_id, pragma_user_version";
     let (application_id, found, tables): (i64, i64, i64) = connection

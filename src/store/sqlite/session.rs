@@ -14,12 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
-use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Error, OpenFlags};
 
 use crate::fs::{Content, create_empty, is_same_file, open_existing, with_suffix};
 use crate::store::error::OpenError;
-use crate::store::sqlite::open::{checkpoint, failed_to, real, unusable};
+use crate::store::sqlite::open::{checkpoint, failed_to, real, run_checkpoint_on_close, unusable};
 use crate::store::sqlite::{rows, wal_check};
 
 /// How long a command may take to check the WAL of a store that is not served.
@@ -383,7 +382,7 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let with_wal = Connection::open_with_flags(store, flags).and_then(|connection| {
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        run_checkpoint_on_close(&connection, false)?;
         State::read(&connection)
     });
     match with_wal {
