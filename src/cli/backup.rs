@@ -24,7 +24,8 @@ const BACKUP_ADVICE: &str =
 #[command(after_help = "\
 Examples:
   plantstore backup /backups/plants.db
-  plantstore backup --force /backups/plants.db --store postgres://plants@db.example/plants")]
+  plantstore backup --force /backups/plants.db
+  plantstore backup plants.db --store postgres://plants@db.example/plants")]
 pub(super) struct Backup {
     /// File to create
     #[arg(value_parser = backup_file())]
@@ -79,7 +80,7 @@ impl Backup {
 #[command(after_help = "\
 Examples:
   plantstore restore /backups/plants.db
-  plantstore restore --force /backups/plants.db --store sqlite:/var/lib/plantstore/plantstore.db")]
+  plantstore restore --force /backups/plants.db --store sqlite:/srv/plants.db")]
 pub(super) struct Restore {
     /// Backup made by `plantstore backup`
     #[arg(value_parser = backup_file())]

@@ -24,7 +24,7 @@ const LISTED_MAX: usize = 10;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  plantstore copy --store sqlite:plantstore.db --to postgres://plants@db.example/plants")]
+  plantstore copy --to postgres://plants@db.example/plants")]
 pub(super) struct Copy {
     #[command(flatten)]
     store: StoreSettings,

@@ -243,6 +243,7 @@ mod tests {
             let help = help.unwrap_or_else(|| panic!("{name} has no examples"));
             let help = help.strip_prefix("Examples:\n").expect(name);
             for line in help.lines() {
+                assert!(line.len() <= 80, "{line} would be wrapped");
                 for part in line
                     .split(" | ")
                     .filter(|part| part.contains("plantstore "))

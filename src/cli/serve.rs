@@ -14,7 +14,7 @@ use crate::{logging, server};
 #[command(after_help = "\
 Examples:
   plantstore serve
-  plantstore serve --listen :8080 --store sqlite:/var/lib/plantstore/plantstore.db
+  plantstore serve --listen :8080 --store sqlite:/srv/plants.db
   plantstore serve --config /etc/plantstore/plantstore.toml")]
 pub(super) struct Serve {
     #[command(flatten)]
