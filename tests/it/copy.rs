@@ -1,5 +1,5 @@
-//! `plantstore copy` and `restore --force` between stores with tokens and plants of their own: each plant keeps the token
-//! that added it, and stores that contradict each other are left as they are.
+//! `plantstore copy` and `restore --force` into a store that has tokens and plants: each plant keeps the token that added it,
+//! and conflicting stores are not changed.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -81,7 +81,7 @@ fn state(place: &Path, store: &str, token: &str) -> String {
     found["state"].as_str().expect("a state").to_owned()
 }
 
-/// All that a store shows of itself.
+/// The plants and tokens of a store, as the commands print them.
 fn everything(place: &Path, store: &str) -> (Vec<(i64, String, String)>, Vec<Value>) {
     (plants(place, store), tokens(place, store))
 }
@@ -97,14 +97,14 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Copies; must go well.
+/// Runs a copy that must succeed.
 fn copied(place: &Path, from: &str, to: &str, flags: &[&str]) -> String {
     let output = copy(place, from, to, flags);
     assert!(output.status.success(), "{}", said(&output));
     said(&output)
 }
 
-/// Copies; must fail with one sentence and leave the target as it was.
+/// The error message of a copy that must fail and not change the target.
 fn rejected(place: &Path, from: &str, to: &str, flags: &[&str]) -> String {
     let before = everything(place, to);
     let output = copy(place, from, to, flags);
@@ -121,7 +121,7 @@ struct Pair {
     place: TempDir,
     from: String,
     to: String,
-    /// Of databases.
+    /// With PostgreSQL databases.
     _others: Vec<TempDir>,
 }
 
@@ -169,7 +169,7 @@ fn tokens_with_the_same_id_stay_two_tokens(from: Kind, to: Kind) {
     assert_eq!(plants(place, to), expected(&both));
     assert_eq!(tokens(place, to).len(), 2);
 
-    // The token has another id there now, and is known by its digest.
+    // The token has another id in the target and is identified by its digest.
     add(place, from, "alice", 6000..6100);
     copied(place, from, to, &["--force"]);
     let both = [
@@ -222,7 +222,7 @@ fn a_revocation_in_either_store_holds_in_the_target(from: Kind, to: Kind) {
 fn plants_that_contradict_each_other_stop_a_copy_before_it_writes(from: Kind, to: Kind) {
     let pair = pair(from, to);
     let (place, from, to) = (pair.place.path(), &pair.from, &pair.to);
-    // Both stores have the plant 5000, and it is not the same.
+    // Plant 5000 differs between the stores.
     add(place, from, "alice", 5000..5002);
     let said = rejected(place, from, to, &["--force"]);
     assert!(said.contains("other plants with the ids"), "{said}");
@@ -319,7 +319,7 @@ fn a_plant_that_both_stores_have_keeps_the_token_that_added_it_to_each() {
     let (from, to) = ("sqlite:from.db", "sqlite:to.db");
     add(place, from, "alice", 0..4);
     run_ok(place, &["token", "create", "bob", "--store", to]);
-    // The same plants, added by bob.
+    // The same plants, added with the token bob.
     let arguments = ["import", "add.ndjson", "--token", "bob", "--store", to];
     run_ok(place, &arguments);
     let said = rejected(place, from, to, &[]);
@@ -365,7 +365,7 @@ fn a_store_is_not_copied_to_itself_under_another_name() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn a_backup_restored_to_a_database_in_use_keeps_who_added_which_plant() {
+fn a_backup_restored_into_a_database_in_use_keeps_the_token_of_each_plant() {
     let Pair {
         place,
         from,

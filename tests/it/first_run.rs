@@ -62,7 +62,7 @@ fn an_existing_token_file_is_used_and_never_overwritten() {
     Server::start_in(directory.path(), &[]).kill();
     let path = directory.path().join("plantstore.token");
     let first = fs::read(&path).expect("a token");
-    // As after a crash between writing the file and keeping the token, or for a second store.
+    // As after a crash between writing the file and storing the token, or for a second store.
     let server = Server::start_in(directory.path(), &["--store", "sqlite:second.db"]);
     assert_eq!(fs::read(&path).expect("a token"), first);
     server.add_ok(r#"{"id":1,"name":"x"}"#);

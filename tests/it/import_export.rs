@@ -13,7 +13,7 @@ use crate::harness::{
     wait_for_exit, wait_until,
 };
 
-/// Names and tags that only exact copies survive, by id.
+/// Names and tags that are hard to preserve exactly, by id.
 const ODD: &str = r#"{"id":1e3,"name":"\u0000\"a\", b; 'c'\t","tag":""}
 {"id":-9223372036854775808,"name":"\ufeffx\r\ny\rz\n","tag":"\u001a0 \uD83C\uDF35"}
 {"id":9223372036854775807,"name":""}
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// Imports this text; gives how it ended.
+/// Imports this text; returns the output.
 fn import(directory: &Path, name: &str, content: impl AsRef<[u8]>, flags: &[&str]) -> Output {
     fs::write(directory.join(name), content).expect("a file");
     run(directory, &[&["import", name], flags].concat())
@@ -52,7 +52,7 @@ fn piped(directory: &Path, arguments: &[&str]) -> Child {
     child.expect("it starts")
 }
 
-/// The most memory that a process has had so far.
+/// The peak resident memory of a process so far.
 fn peak_kib(child: &Child) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it runs");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -237,7 +237,7 @@ fn rejected_rows_can_be_corrected_and_imported() {
             .filter(|line| line.starts_with("#plantstore: line"));
         assert_eq!(reasons.count(), reported, "{rejected}");
 
-        // As they are, the same rows are rejected for the same reasons.
+        // Uncorrected rows are rejected again for the same reasons.
         let stored = plants(place);
         let again = run(place, &["import", &rejects]);
         assert_eq!(again.status.code(), Some(1), "{again:?}");
@@ -344,7 +344,7 @@ fn a_file_for_rejected_rows_must_be_new() {
         assert!(!place.join("plantstore.db").exists());
     }
 
-    // Without any there is none.
+    // Without rejected rows no file is created.
     let good = "id,name\n1,Rose\n";
     assert!(
         import(place, "good.csv", good, &["--rejects", "r.csv"])
@@ -530,7 +530,7 @@ fn an_import_that_was_killed_can_be_run_again() {
 
 #[test]
 fn memory_does_not_grow_with_the_number_of_plants() {
-    // Two thirds of what the plants take: what a batch takes on its way differs by store and by the moment.
+    // Two thirds of the size of the plants: the memory of a batch varies between stores and runs.
     const PEAK_KIB_MAX: u64 = 96 << 10;
     const PLANTS: usize = 1500;
     let directory = directory();
@@ -567,7 +567,7 @@ fn an_export_is_a_snapshot_and_does_not_block_adds() {
     output
         .read_exact(&mut exported)
         .expect("the export has started");
-    // With more than a pipe holds still to come, at either end of what is there.
+    // The rest of the export is larger than the buffer of a pipe; plants are added before and after the exported ids.
     let name = "x".repeat(100_000);
     let token = server.token();
     let mut client = server.connect();
@@ -626,7 +626,7 @@ fn an_exported_file_is_complete_or_absent() {
         names.filter(part).count()
     };
     fs::write(&place, "as it was").expect("a file");
-    // Into a pipe that takes no more, so that it is not over.
+    // Into a full pipe, so that the export does not finish.
     let fifo = directory.path().join("fifo");
     assert!(
         Command::new("mkfifo")
@@ -652,7 +652,7 @@ fn an_exported_file_is_complete_or_absent() {
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(parts(), 0);
 
-    // What is no file is not replaced by one.
+    // A special file is not replaced.
     let mut child = piped(directory.path(), &["export", "fifo"]);
     let exported = fs::read_to_string(&fifo).expect("a pipe");
     assert!(wait_for_exit(&mut child).success());
@@ -744,7 +744,7 @@ fn an_import_reports_nothing_after_a_failed_fsync() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(output.stdout.is_empty(), "{output:?}");
         let trace = fs::read_to_string(directory.path().join("strace.out")).expect("a trace");
-        // SQLite syncs the directory of a new log too; we have done that ourselves.
+        // SQLite syncs the directory of a new WAL as well; the store has done that already.
         let of = |file: &str| trace.find(&format!("{file}>) = -1 EIO"));
         let failed = of("plantstore.db-wal").or(of("plantstore.db"));
         let failed = failed.expect("the failed sync");

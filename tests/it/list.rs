@@ -24,7 +24,7 @@ fn listed(directory: &Path, arguments: &[&str]) -> Vec<i64> {
     lines.iter().map(id).collect()
 }
 
-/// The sentence of a command that fails.
+/// The error message of a command that fails.
 fn failure(directory: &Path, arguments: &[&str]) -> String {
     let output = run(directory, arguments);
     let said = String::from_utf8(output.stderr).expect("UTF-8");
@@ -126,7 +126,7 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
         }
         assert_eq!(seen, [0, i64::MIN, i64::MAX, 3, 12, -9, 5], "{filter:?}");
     }
-    // As many as there are is no page with more to come.
+    // A page with all plants has no next page.
     let output = run(server.directory(), &["list", "--limit", "7"]);
     assert!(output.stderr.is_empty(), "{output:?}");
 }
@@ -148,7 +148,7 @@ fn a_list_has_the_plants_that_match_its_filters() {
     assert_eq!(listed(&["--untagged"]), [3]);
     assert_eq!(listed(&["--untagged", "--name", "monstera"]), [0; 0]);
     assert_eq!(listed(&["--name", ""]), [5, 4, 3, 2, 1]);
-    // Nothing has a meaning of its own, and nothing that the store writes for something else is found.
+    // No character is special, and the escapes of the stored form do not match.
     assert_eq!(listed(&["--name", "%"]), [3]);
     assert_eq!(listed(&["--name", "_"]), [0; 0]);
     assert_eq!(listed(&["--name", "0"]), [3]);
@@ -279,7 +279,7 @@ fn control_characters_are_escaped_in_tables() {
     let breaks =
         |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}\u{2028}\u{200f}".contains(c);
     assert!(!shown.contains(breaks), "{shown}");
-    // Two columns a character: the tags begin below each other.
+    // Wide characters take two columns: the tags are aligned.
     let column = |row: &str, text: &str| -> usize {
         let before = row.split(text).next().expect("a part");
         before
@@ -289,7 +289,7 @@ fn control_characters_are_escaped_in_tables() {
     };
     assert_eq!(column(rows[0], "TAG"), column(rows[1], "森"), "{table}");
     assert_eq!(column(rows[0], "ADDED"), column(rows[1], "20"), "{table}");
-    // Programs get it as it is.
+    // JSON output is not escaped.
     let lines = json_lines(server.directory(), &["list"]);
     assert_eq!(lines[3]["name"], "two\nlines\r\n");
 }
@@ -473,7 +473,7 @@ fn a_damaged_plant_is_reported_and_not_shown() {
         "{said}"
     );
 
-    // It counts, so that a store of nothing else has an end too.
+    // A damaged plant counts towards the page, so that a store of only damaged plants has an end.
     server.add_ok(r#"{"id":9,"name":"Ivy"}"#);
     let sql = "UPDATE plants SET tag = 'x' WHERE id = 9";
     open(server.directory()).execute(sql, []).expect("SQL");

@@ -36,7 +36,7 @@ fn bash(directory: &Path, script: &str) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// A crate of one line that asks for its commit as ours does, in a directory of its own.
+/// A one-line crate with our build script for the commit, in its own directory.
 struct Asking(tempfile::TempDir);
 
 impl Asking {
@@ -60,7 +60,7 @@ impl Asking {
         Self(directory)
     }
 
-    /// In the directory of the crate, with an identity for commits and nothing of the user's.
+    /// Runs git in the directory of the crate, with an identity for commits and without the user's configuration.
     fn shell(&self, script: &str) -> String {
         let git = "export GIT_CONFIG_GLOBAL=/dev/null GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b \
                    GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b GIT_COMMITTER_DATE=2026-01-02T03:04:05Z";
@@ -68,7 +68,7 @@ impl Asking {
         bash(&self.0.path().join("crate"), &script)
     }
 
-    /// What it knows once it is built, and whether it had to be built.
+    /// The commit that the crate prints after a build, and whether it had to be compiled.
     fn ask(&self, before: &str) -> (String, bool) {
         let build = "cargo build --offline --target-dir ../target 2>&1 | tee ../log; ../target/debug/asking";
         let said = self.shell(&format!("{before}\n{build}"));
@@ -86,7 +86,7 @@ fn the_commit_is_part_of_the_version_and_causes_no_second_build() {
         version("export PLANTSTORE_COMMIT='abc 2026-01-01'"),
         "1.2.3 (abc 2026-01-01)|abc"
     );
-    // As an archive that was unpacked within some other repository.
+    // Like an archive that was unpacked within another repository.
     asking.shell(
         "cd .. && echo target > .gitignore && git init -q && git add . && git commit -qm outer",
     );
@@ -238,7 +238,7 @@ fn the_packaged_settings_are_all_there_are_with_their_defaults() {
             format!("{default:?}")
         };
         match key.as_str() {
-            // So that the service and the operator's commands mean the same file.
+            // An absolute path, so that the service and the operator's commands use the same file.
             "store" => assert_eq!(
                 line(key),
                 r#"store = "sqlite:/var/lib/plantstore/plantstore.db""#
@@ -249,7 +249,7 @@ fn the_packaged_settings_are_all_there_are_with_their_defaults() {
     let keys = file.lines().filter(|line| line.contains(" = ")).count();
     assert_eq!(keys, known.len());
 
-    // With all of them in force, on free ports and in a directory that is there.
+    // With all settings enabled, on free ports and in an existing directory.
     let directory = directory();
     let place = directory.path().to_str().expect("UTF-8");
     let mut all = String::new();
@@ -342,14 +342,14 @@ fn the_backup_unit_makes_a_backup_per_day_and_deletes_old_ones() {
     );
 }
 
-/// Where systemd would listen.
+/// The notification socket of systemd.
 fn service_manager(directory: &Path) -> UnixDatagram {
     let socket = UnixDatagram::bind(directory.join("notify")).expect("a socket");
     socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     socket
 }
 
-/// A process that ends with the test, however that ends.
+/// A process that is killed when the test ends.
 struct Started(Child);
 
 impl Drop for Started {

@@ -20,8 +20,7 @@ async fn panics() {
 
 #[test]
 fn a_panic_is_50000_and_the_next_request_is_served() {
-    // No request makes the service panic, so this one serves a route that does, through all the
-    // rest.
+    // No request makes the service panic, so this test adds a route that does.
     let directory = directory();
     let location = format!(
         "sqlite:{}",
