@@ -126,8 +126,7 @@ impl HealthCheck {
 
     /// The last result.
     pub(crate) fn result(&self) -> Result<(), Unavailable> {
-        let queue = self.queue.upgrade();
-        if queue.is_some_and(|queue| queue.is_stuck(CHECK_TIMEOUT)) {
+        if self.is_stuck() {
             return Err(Unavailable::Unresponsive);
         }
         self.health.0.borrow().result()
@@ -135,9 +134,16 @@ impl HealthCheck {
 
     /// The last result, or the next one if the last is too old: after the start, or if the process was suspended.
     pub(crate) async fn check(&self) -> Result<(), Unavailable> {
-        let mut status = self.health.0.subscribe();
-        let _ = timeout(CHECK_TIMEOUT, status.wait_for(Status::is_recent)).await;
+        if !self.is_stuck() {
+            let mut status = self.health.0.subscribe();
+            let _ = timeout(CHECK_TIMEOUT, status.wait_for(Status::is_recent)).await;
+        }
         self.result()
+    }
+
+    fn is_stuck(&self) -> bool {
+        let queue = self.queue.upgrade();
+        queue.is_some_and(|queue| queue.is_stuck(CHECK_TIMEOUT))
     }
 
     /// Probes the store until the writer ends. No result for longer than `attempt_timeout`, after which every attempt
