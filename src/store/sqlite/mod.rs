@@ -156,7 +156,7 @@ impl Sqlite {
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
         let number = rows::last_batch(&transaction)?.saturating_add(1);
-        if let Some(session) = &mut self.session {
+        if let Some(session) = &self.session {
             session.mark_wal(&transaction, wal_frames)?;
         }
         let mut outcomes = Vec::with_capacity(batch.len());
@@ -185,10 +185,11 @@ impl Sqlite {
             )?;
         }
         transaction.commit()?;
-        if let Some(session) = &mut self.session
-            && outcomes.contains(&Outcome::Added)
-        {
-            session.record_batch(number);
+        if let Some(session) = &mut self.session {
+            session.wal_is_marked(wal_frames);
+            if outcomes.contains(&Outcome::Added) {
+                session.record_batch(number);
+            }
         }
         Ok(outcomes)
     }

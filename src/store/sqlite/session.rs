@@ -304,16 +304,16 @@ impl Session {
     }
 
     /// To be called in each transaction. If the WAL has started from its beginning, the identity of the store is written to it.
-    pub(super) fn mark_wal(
-        &mut self,
-        connection: &Connection,
-        wal_frames: i32,
-    ) -> Result<(), Error> {
+    pub(super) fn mark_wal(&self, connection: &Connection, wal_frames: i32) -> Result<(), Error> {
         if wal_frames < self.wal_frames {
             connection.execute("UPDATE store SET wal_cycle = wal_cycle + 1", [])?;
         }
-        self.wal_frames = wal_frames;
         Ok(())
+    }
+
+    /// To be called when that transaction is committed. A mark that was rolled back is written again.
+    pub(super) fn wal_is_marked(&mut self, wal_frames: i32) {
+        self.wal_frames = wal_frames;
     }
 
     /// Writes the number of a batch that is durable now to the lock file.
