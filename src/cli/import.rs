@@ -316,54 +316,44 @@ impl Sink {
         }
         match (&mut self.store, self.token) {
             _ if batch.additions.is_empty() => Ok(Vec::new()),
-            (Some(store), Some(token)) => add_after_readers(store, token, &batch.additions),
+            (Some(store), Some(token)) => add(store, token, &batch.additions),
             _ => Ok(expected),
         }
     }
 }
 
-/// Adds a batch. Waits while the WAL has its maximum size.
-fn add_after_readers(
-    store: &mut Store,
-    token: TokenId,
-    batch: &[Addition],
-) -> Result<Vec<Outcome>, StoreError> {
-    let mut waiting_since = None;
-    loop {
-        match add(store, token, batch) {
-            Err(StoreError::Full(cause)) if cause.is::<WalFull>() => {
-                let since = *waiting_since.get_or_insert_with(|| {
-                    write_stderr(format!("waiting: {cause}\n"));
-                    Instant::now()
-                });
-                if since.elapsed() > READER_TIMEOUT {
-                    return Err(StoreError::Full(cause));
-                }
-                thread::sleep(READER_PAUSE);
-            }
-            other => return other,
-        }
-    }
-}
-
-/// Adds a batch, and leaves a server its share of the store.
+/// Adds a batch, and leaves a server its share of the store. Waits while the WAL has its maximum size.
 fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
-    for attempts_left in (0..BUSY_ATTEMPTS).rev() {
+    let mut waiting_since = None;
+    let mut attempts = 1;
+    loop {
         let start = Instant::now();
         // The use of the token makes every batch a write, whose sync covers all earlier writes: otherwise a plant that an
         // interrupted process had written and not synced could be reported as replayed.
         match store.add(batch, &[(token, Timestamp::now())]) {
-            Err(StoreError::Busy(_)) if attempts_left > 0 && store.is_shared() => {}
             Ok(outcomes) => {
                 if store.is_shared() {
                     thread::sleep(start.elapsed().min(PAUSE_MAX));
                 }
                 return Ok(outcomes);
             }
+            Err(StoreError::Busy(_)) if attempts < BUSY_ATTEMPTS && store.is_shared() => {
+                attempts += 1;
+            }
+            Err(StoreError::Full(cause)) if cause.is::<WalFull>() => {
+                let since = *waiting_since.get_or_insert_with(|| {
+                    write_stderr(format!("waiting: {cause}\n"));
+                    start
+                });
+                if since.elapsed() > READER_TIMEOUT {
+                    return Err(StoreError::Full(cause));
+                }
+                attempts = 1;
+                thread::sleep(READER_PAUSE);
+            }
             failed => return failed,
         }
     }
-    unreachable!("the last attempt returns")
 }
 
 /// Plants that are stored together, and the problems found between them.

@@ -57,6 +57,7 @@ pub(crate) fn spreadsheet_safe(plant: &Plant) -> Plant {
     }
 }
 
+#[derive(Default)]
 pub(super) struct Decoder {
     bytes_max: usize,
     keeps_text: bool,
@@ -86,15 +87,7 @@ impl Decoder {
         Self {
             bytes_max,
             keeps_text,
-            columns: None,
-            header: Vec::new(),
-            row: Row::new(SEPARATORS[0]),
-            lines: Lines { first: 1, last: 1 },
-            bytes: 0,
-            quote_line: 1,
-            raw: Vec::new(),
-            is_within: false,
-            line: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -264,7 +257,9 @@ impl Columns {
     }
 }
 
+#[derive(Default)]
 struct Row {
+    /// Set when the header is read.
     separator: u8,
     /// None if there is nothing in a cell, not even quotes.
     cells: Vec<Option<Vec<u8>>>,
@@ -277,8 +272,9 @@ struct Row {
     problem: Option<String>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum At {
+    #[default]
     CellStart,
     Plain,
     Quoted,
@@ -289,18 +285,6 @@ enum At {
 }
 
 impl Row {
-    fn new(separator: u8) -> Self {
-        Self {
-            separator,
-            cells: Vec::new(),
-            cell: Vec::new(),
-            is_quoted: false,
-            at: At::CellStart,
-            quotes: 0,
-            problem: None,
-        }
-    }
-
     fn clear(&mut self) {
         self.cells.clear();
         self.cell.clear();

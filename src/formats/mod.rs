@@ -70,7 +70,7 @@ pub(crate) struct Text {
 }
 
 /// Line numbers, counted from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Lines {
     pub(crate) first: u64,
     pub(crate) last: u64,
