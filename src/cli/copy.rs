@@ -241,7 +241,7 @@ impl Transfer {
         for (plants, problem, advice) in [
             (
                 &found.different,
-                "has other plants with the same ids than",
+                "has other plants with the ids of plants in",
                 "",
             ),
             (
