@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::iter;
+use std::path::Path;
 
 use rusqlite::ffi::SQLITE_IOERR_WRITE;
 
@@ -160,7 +161,10 @@ pub enum OpenError {
     #[error(
         "the database {database} rejects the connection; check the user, the password and the name in --store"
     )]
-    Rejected { database: String, source: Cause },
+    Rejected {
+        database: String,
+        source: tokio_postgres::Error,
+    },
     #[error("the database {database} must not be used: {problem}")]
     Unsafe { database: String, problem: String },
     #[error(
@@ -174,7 +178,10 @@ pub enum OpenError {
     #[error(
         "cannot create the tables in the database {database}; run `plantstore migrate` with a role that may"
     )]
-    Migration { database: String, source: Cause },
+    Migration {
+        database: String,
+        source: tokio_postgres::Error,
+    },
     #[error("the disk of the store {0} is full; free some space and start again")]
     Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]
@@ -213,5 +220,18 @@ pub(crate) enum SaveError {
 impl From<rusqlite::Error> for SaveError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Store(error.into())
+    }
+}
+
+/// For `map_err`.
+pub(super) fn failed_to(
+    action: &'static str,
+    path: &Path,
+) -> impl FnOnce(std::io::Error) -> OpenError {
+    let path = path.display().to_string();
+    move |source| OpenError::Io {
+        action,
+        path,
+        source,
     }
 }

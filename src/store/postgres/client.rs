@@ -15,6 +15,8 @@ use tokio_postgres::{Error, Row, RowStream, Statement};
 
 /// A connection for statements. The driver's own `query` and `execute` are not offered: they name every statement.
 pub(super) struct Client {
+    /// The URL without password, for error messages.
+    pub(super) database: String,
     driver: tokio_postgres::Client,
     is_direct: bool,
     prepared: OnceCell<Statement>,
@@ -83,7 +85,10 @@ fn typed<'a>(values: &[&'a dyn Param]) -> Typed<'a> {
 }
 
 impl Client {
-    pub(super) async fn new(driver: tokio_postgres::Client) -> Result<Self, Error> {
+    pub(super) async fn new(
+        driver: tokio_postgres::Client,
+        database: String,
+    ) -> Result<Self, Error> {
         let backend_pid = match driver.query_typed_one("SELECT pg_backend_pid()", &[]).await {
             Ok(row) => row.try_get::<_, i32>(0).ok(),
             // An engine that has no such function.
@@ -91,6 +96,7 @@ impl Client {
             Err(error) => return Err(error),
         };
         Ok(Self {
+            database,
             is_direct: backend_pid.is_some() && announced_pid(&driver).await == backend_pid,
             prepared: OnceCell::new(),
             driver,

@@ -12,6 +12,7 @@ mod tls;
 mod tokens;
 pub(super) mod url;
 
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
@@ -20,10 +21,11 @@ use tokio::time::timeout;
 use tokio_postgres::{Error, Row};
 
 use crate::store::Mode;
-use crate::store::error::{OpenError, StoreError, chain};
+use crate::store::error::{OpenError, StoreError, chain, failed_to};
 use crate::store::postgres::client::Param;
 use crate::store::postgres::retry::RetryingClient;
-use crate::store::postgres::session::{ConnectError, Session};
+use crate::store::postgres::schema::Occasion;
+use crate::store::postgres::session::Session;
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
@@ -62,28 +64,23 @@ impl Postgres {
     }
 
     fn new(url: &Url, timeout: Duration, create: bool) -> Result<Self, OpenError> {
-        let failed_to = |action, path: String| {
-            move |source| OpenError::Io {
-                action,
-                path,
-                source,
-            }
-        };
         let tls = url.roots_path.as_deref().map(|path| {
-            let failed = failed_to("read certificates from", path.display().to_string());
+            let failed = failed_to("read certificates from", path);
             Tls::trusting(path).map_err(failed)
         });
         let tls = tls.transpose()?;
         let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(failed_to("start a runtime for", url.to_string()))?;
+        let runtime = runtime.map_err(failed_to(
+            "start a runtime for",
+            Path::new(&url.to_string()),
+        ))?;
         Ok(Self {
             runtime: Some(runtime),
             client: RetryingClient {
                 url: url.clone(),
                 tls,
                 timeout,
-                create,
-                is_verified: false,
+                occasion: Occasion::First { create },
                 session: None,
             },
         })
@@ -91,30 +88,14 @@ impl Postgres {
 
     /// Connects for the first time: to a server with safe settings, and with our tables.
     fn connect(&mut self) -> Result<(), OpenError> {
-        let database = self.client.url.to_string();
-        let connected = self.block_on(async |client| {
+        self.block_on(async |client| {
             match timeout(client.timeout.max(OPEN_TIMEOUT), client.session()).await {
                 Ok(session) => session.map(drop),
-                Err(elapsed) => Err(ConnectError::Away(elapsed.into())),
+                Err(elapsed) => Err(OpenError::Away {
+                    database: client.url.to_string(),
+                    source: elapsed.into(),
+                }),
             }
-        });
-        connected.map_err(|error| match error {
-            ConnectError::Away(source) => OpenError::Away { database, source },
-            ConnectError::Unsafe(problem) => OpenError::Unsafe { database, problem },
-            ConnectError::Rejected(source) => OpenError::Rejected {
-                database,
-                source: source.into(),
-            },
-            ConnectError::NotMigrated { found } => OpenError::NotMigrated { database, found },
-            ConnectError::Migration(source) => OpenError::Migration {
-                database,
-                source: source.into(),
-            },
-            ConnectError::Newer { found, known } => OpenError::Newer {
-                path: database,
-                found,
-                known,
-            },
         })
     }
 

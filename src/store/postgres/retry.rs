@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Error;
 
-use crate::store::error::{Cause, StoreError, chain};
+use crate::store::error::{Cause, OpenError, StoreError, chain};
 use crate::store::postgres::schema::Occasion;
-use crate::store::postgres::session::{ConnectError, Session};
+use crate::store::postgres::session::Session;
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
@@ -29,16 +29,14 @@ pub(super) struct RetryingClient {
     pub(super) tls: Option<Tls>,
     /// The time limit of each operation, with all attempts.
     pub(super) timeout: Duration,
-    /// Missing tables are created.
-    pub(super) create: bool,
-    /// The tables have been verified by an earlier connection.
-    pub(super) is_verified: bool,
+    /// How the next connection verifies the tables.
+    pub(super) occasion: Occasion,
     pub(super) session: Option<Session>,
 }
 
 impl RetryingClient {
     /// Connects if necessary: to a server with safe settings, and with our tables.
-    pub(super) async fn session(&mut self) -> Result<&Session, ConnectError> {
+    pub(super) async fn session(&mut self) -> Result<&Session, OpenError> {
         // Taken, so that a connection whose check fails, or does not return, is not used again.
         let session = match self.session.take() {
             Some(mut session) if !session.client.is_closed() => {
@@ -52,17 +50,15 @@ impl RetryingClient {
                 let connect = Session::connect(&self.url, self.tls.as_ref());
                 let mut session = match timeout(CONNECT_TIMEOUT, connect).await {
                     Ok(session) => session?,
-                    Err(elapsed) => return Err(ConnectError::Away(elapsed.into())),
-                };
-                let occasion = if self.is_verified {
-                    Occasion::Again
-                } else {
-                    Occasion::First {
-                        create: self.create,
+                    Err(elapsed) => {
+                        return Err(OpenError::Away {
+                            database: self.url.to_string(),
+                            source: elapsed.into(),
+                        });
                     }
                 };
-                session.verify(occasion).await?;
-                self.is_verified = true;
+                session.verify(self.occasion).await?;
+                self.occasion = Occasion::Again;
                 session
             }
         };
@@ -81,7 +77,7 @@ impl RetryingClient {
             let mut not_stored: fn(Cause) -> StoreError = StoreError::Unavailable;
             let cause: Cause = match timeout_at(deadline, self.session()).await {
                 Err(elapsed) => elapsed.into(),
-                Ok(Err(ConnectError::Away(error))) => error,
+                Ok(Err(OpenError::Away { source, .. })) => source,
                 Ok(Err(rejected)) => {
                     return Err(given_up(
                         may_be_stored,

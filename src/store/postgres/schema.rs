@@ -10,8 +10,9 @@ use tokio::time::sleep;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
+use crate::store::error::OpenError;
 use crate::store::postgres::client::Client;
-use crate::store::postgres::session::{ConnectError, away};
+use crate::store::postgres::session::failure;
 
 /// The number of steps in `migrations/postgres`.
 pub(in crate::store) const VERSION: i64 = 4;
@@ -136,19 +137,20 @@ pub(super) enum Occasion {
 }
 
 /// Verifies, creates or upgrades the tables.
-pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), ConnectError> {
+pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), OpenError> {
     let is_first = occasion != Occasion::Again;
     let mut attempt = 1;
     loop {
         let found = match inspect(client, is_first).await {
             // Another node may be moving the tables between two of our queries.
-            Err(ConnectError::Unsafe(_)) => inspect(client, is_first).await?,
+            Err(OpenError::Unsafe { .. }) => inspect(client, is_first).await?,
             found => found?,
         };
         let migrated = match found {
             Found::Current => return Ok(()),
             _ if occasion == Occasion::Again => {
-                return Err(ConnectError::Unsafe(
+                return Err(unsafe_to_use(
+                    client,
                     "its schema plantstore, which this process has used, is no longer there; restore it"
                         .to_owned(),
                 ));
@@ -158,7 +160,7 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Co
                     Found::Earlier { version, .. } => Some(version),
                     _ => None,
                 };
-                return Err(ConnectError::NotMigrated { found });
+                return Err(not_migrated(client, found));
             }
             Found::Earlier {
                 schema, version, ..
@@ -167,8 +169,10 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Co
         };
         match migrated {
             Ok(()) if attempt < ATTEMPTS => {}
-            Ok(()) => return Err(ConnectError::NotMigrated { found: None }),
-            Err(ConnectError::Migration(error)) if attempt < ATTEMPTS && is_temporary(&error) => {
+            Ok(()) => return Err(not_migrated(client, None)),
+            Err(OpenError::Migration { source, .. })
+                if attempt < ATTEMPTS && is_temporary(&source) =>
+            {
                 sleep(PAUSE).await;
             }
             Err(error) => return Err(error),
@@ -178,7 +182,7 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Co
 }
 
 /// Creates what is missing.
-async fn complete(client: &Client, has_schema: bool) -> Result<(), ConnectError> {
+async fn complete(client: &Client, has_schema: bool) -> Result<(), OpenError> {
     // A role that may create tables in the schema need not have the right to create schemas.
     let schema = (!has_schema).then_some(CREATE_SCHEMA);
     let steps = schema.into_iter().chain(STEPS);
@@ -186,20 +190,23 @@ async fn complete(client: &Client, has_schema: bool) -> Result<(), ConnectError>
         match client.batch_execute(step).await {
             // Another node has created it at the same time.
             Err(error) if exists(&error) => {}
-            done => done.map_err(migration)?,
+            done => done.map_err(migration(client))?,
         }
     }
     Ok(())
 }
 
 /// Moves the tables of an earlier version into our schema, all of them or none.
-async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), ConnectError> {
+async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), OpenError> {
     let schema = quoted(from);
     if version < VERSION_BEFORE_OWN_SCHEMA {
         // It can take long, and adds go on meanwhile if it is not part of the move.
         let index =
             format!("CREATE INDEX IF NOT EXISTS plants_by_time ON {schema}.plants (added_at, id)");
-        client.batch_execute(&index).await.map_err(migration)?;
+        client
+            .batch_execute(&index)
+            .await
+            .map_err(migration(client))?;
     }
     // One node at a time. Waiting longer for the lock would block the nodes of the earlier version, too.
     let begin = format!(
@@ -207,7 +214,7 @@ async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), Conn
     );
     let moved = match client.batch_execute(&begin).await {
         Ok(()) => take_over_locked(client, from).await,
-        Err(error) => Err(migration(error)),
+        Err(error) => Err(migration(client)(error)),
     };
     if moved.is_err() {
         // If that fails as well, the connection is lost, and the transaction with it.
@@ -216,10 +223,13 @@ async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), Conn
     moved
 }
 
-async fn take_over_locked(client: &Client, from: &str) -> Result<(), ConnectError> {
+async fn take_over_locked(client: &Client, from: &str) -> Result<(), OpenError> {
     let Found::Earlier { has_schema, .. } = inspect(client, true).await? else {
         // Another node has moved them.
-        return client.batch_execute("ROLLBACK").await.map_err(away);
+        return client
+            .batch_execute("ROLLBACK")
+            .await
+            .map_err(failure(&client.database));
     };
     let schema = quoted(from);
     let mut sql = String::new();
@@ -248,18 +258,21 @@ async fn take_over_locked(client: &Client, from: &str) -> Result<(), ConnectErro
         sql,
         "INSERT INTO {schema}.plantstore_schema (version) VALUES ({VERSION}); COMMIT"
     );
-    client.batch_execute(&sql).await.map_err(migration)
+    client.batch_execute(&sql).await.map_err(migration(client))
 }
 
 /// The roles, quoted, that have rights on the tables of an earlier version, their owners included; and whether they may add plants.
-async fn roles(client: &Client, schema: &str) -> Result<Vec<(String, bool)>, ConnectError> {
+async fn roles(client: &Client, schema: &str) -> Result<Vec<(String, bool)>, OpenError> {
     let sql = "SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
                       bool_or(c.relname = 'plants' AND privilege_type = 'INSERT')
                FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace,
                     aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))
                WHERE n.nspname = $1 AND c.relname IN ('plantstore_schema', 'tokens', 'plants')
                GROUP BY grantee";
-    let rows = client.query(sql, &[&schema]).await.map_err(migration)?;
+    let rows = client
+        .query(sql, &[&schema])
+        .await
+        .map_err(migration(client))?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
@@ -281,12 +294,12 @@ struct Column {
 /// Relations by schema and name.
 type Schemas = BTreeMap<String, BTreeMap<String, Relation>>;
 
-async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError> {
+async fn inspect(client: &Client, is_first: bool) -> Result<Found, OpenError> {
     let mut schemas = relations(client).await?;
     let ours = schemas.remove("plantstore");
     let has_schema = ours.is_some();
     let ours = ours.unwrap_or_default();
-    let unsafe_to_use = |problem: String| Err(ConnectError::Unsafe(problem));
+    let reject = |problem| Err(unsafe_to_use(client, problem));
 
     let version = match ours.get("schema_version") {
         Some(table) if table.problem(VERSIONS).is_none() => {
@@ -295,7 +308,8 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
         _ => None,
     };
     if let Some(found) = version.filter(|version| *version > VERSION) {
-        return Err(ConnectError::Newer {
+        return Err(OpenError::Newer {
+            path: client.database.clone(),
             found,
             known: VERSION,
         });
@@ -308,7 +322,7 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
             None => None,
         };
         if let Some(problem) = problem {
-            return unsafe_to_use(format!(
+            return reject(format!(
                 "the table plantstore.{name} is not what this plantstore creates ({problem}); \
                  restore it, or use another database"
             ));
@@ -317,7 +331,7 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
     if version.is_none() {
         let is_ours = |name: &&String| TABLES.iter().any(|(ours, _)| ours == name);
         if let Some(other) = ours.keys().find(|name| !is_ours(name)) {
-            return unsafe_to_use(format!(
+            return reject(format!(
                 "its schema plantstore belongs to another application: it has {other}, which plantstore does not create; \
                  rename that schema, or use another database"
             ));
@@ -332,7 +346,7 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
         let table = format!("{}.plantstore_schema", quoted(schema));
         let their_version = match self::version(client, &table).await {
             // Our own tables can be used without rights on those of an earlier version.
-            Err(ConnectError::Unsafe(_)) if version.is_some() => continue,
+            Err(OpenError::Unsafe { .. }) if version.is_some() => continue,
             found => found?,
         };
         match their_version {
@@ -340,12 +354,12 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
             None => {}
             Some(VERSION..) if version.is_some() => {}
             Some(VERSION..) => {
-                return unsafe_to_use(format!(
+                return reject(format!(
                     "the tables of its schema {schema} were moved to the schema plantstore, which is not there; restore that schema"
                 ));
             }
             Some(_) if version.is_some() => {
-                return unsafe_to_use(format!(
+                return reject(format!(
                     "besides the schema plantstore it has tables of an earlier plantstore in the schema {schema}, so an older \
                      plantstore has been used; stop that one, save what was added to {schema}.plants, \
                      and drop {schema}.plantstore_schema"
@@ -353,7 +367,7 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
             }
             Some(their_version) => {
                 if let Some((other, _)) = &earlier {
-                    return unsafe_to_use(format!(
+                    return reject(format!(
                         "it has tables of an earlier plantstore in two schemas, {other} and {schema}; \
                          rename plantstore_schema in the one that is not to be used"
                     ));
@@ -361,7 +375,7 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
                 for (name, columns) in TABLES.iter().take(2) {
                     let problem = tables.get(*name).map(|table| table.problem(columns));
                     if let Some(problem) = problem.unwrap_or(Some("it is missing".to_owned())) {
-                        return unsafe_to_use(format!(
+                        return reject(format!(
                             "the table {schema}.{name} is not what an earlier plantstore made ({problem}); \
                              restore it, or rename {schema}.plantstore_schema if it is not plantstore's"
                         ));
@@ -382,9 +396,13 @@ async fn inspect(client: &Client, is_first: bool) -> Result<Found, ConnectError>
     })
 }
 
-async fn relations(client: &Client) -> Result<Schemas, ConnectError> {
+async fn relations(client: &Client) -> Result<Schemas, OpenError> {
     let mut schemas = Schemas::new();
-    for row in client.query(RELATIONS, &[]).await.map_err(away)? {
+    for row in client
+        .query(RELATIONS, &[])
+        .await
+        .map_err(failure(&client.database))?
+    {
         let relations = schemas.entry(row.get(0)).or_default();
         let Some(name) = row.get::<_, Option<String>>(1) else {
             continue;
@@ -407,15 +425,18 @@ async fn relations(client: &Client) -> Result<Schemas, ConnectError> {
 }
 
 /// The highest version in a table.
-async fn version(client: &Client, table: &str) -> Result<Option<i64>, ConnectError> {
+async fn version(client: &Client, table: &str) -> Result<Option<i64>, OpenError> {
     let sql = format!("SELECT max(version)::BIGINT FROM {table}");
     match client.query_one(&sql, &[]).await {
         Ok(row) => Ok(row.get(0)),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let message = error.as_db_error().map_or("", |error| error.message());
-            Err(ConnectError::Unsafe(format!(
-                "its role lacks rights ({message}); grant those that docs/high-availability.md lists"
-            )))
+            Err(unsafe_to_use(
+                client,
+                format!(
+                    "its role lacks rights ({message}); grant those that docs/high-availability.md lists"
+                ),
+            ))
         }
         // Moved or dropped since it was seen; or not a version of ours.
         Err(error)
@@ -428,7 +449,7 @@ async fn version(client: &Client, table: &str) -> Result<Option<i64>, ConnectErr
         {
             Ok(None)
         }
-        Err(error) => Err(away(error)),
+        Err(error) => Err(failure(&client.database)(error)),
     }
 }
 
@@ -470,11 +491,24 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-fn migration(error: Error) -> ConnectError {
-    match error.code() {
-        Some(_) => ConnectError::Migration(error),
-        None => away(error),
+fn migration(client: &Client) -> impl FnOnce(Error) -> OpenError {
+    |source| match source.code() {
+        Some(_) => OpenError::Migration {
+            database: client.database.clone(),
+            source,
+        },
+        None => failure(&client.database)(source),
     }
+}
+
+fn not_migrated(client: &Client, found: Option<i64>) -> OpenError {
+    let database = client.database.clone();
+    OpenError::NotMigrated { database, found }
+}
+
+fn unsafe_to_use(client: &Client, problem: String) -> OpenError {
+    let database = client.database.clone();
+    OpenError::Unsafe { database, problem }
 }
 
 fn exists(error: &Error) -> bool {

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::error::Severity;
-use tokio_postgres::{AsyncMessage, Connection, NoTls, Socket};
+use tokio_postgres::{AsyncMessage, Connection, Error, NoTls, Socket};
 
-use crate::store::error::Cause;
+use crate::store::error::OpenError;
 use crate::store::postgres::client::Client;
 use crate::store::postgres::schema::{self, Occasion};
 use crate::store::postgres::tls::Tls;
@@ -29,43 +29,24 @@ pub(super) struct Session {
     pub(super) verified_at: Instant,
 }
 
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectError {
-    /// It may work later: the server cannot be reached, or is starting, full or read-only.
-    #[error("the database cannot be reached")]
-    Away(#[source] Cause),
-    /// The server could lose acknowledged plants, or its tables are not ours.
-    #[error("{0}")]
-    Unsafe(String),
-    /// Until the operator changes the password, the rights or the name.
-    #[error("the database rejects the connection")]
-    Rejected(#[source] tokio_postgres::Error),
-    /// The tables do not exist, and are not to be created now.
-    #[error("the database does not have the tables of plantstore; run `plantstore migrate`")]
-    NotMigrated { found: Option<i64> },
-    /// The tables could not be created or moved.
-    #[error("cannot create the tables; run `plantstore migrate` with a role that may")]
-    Migration(#[source] tokio_postgres::Error),
-    /// The tables are those of a later version.
-    #[error("the schema has version {found}; use the newer plantstore that made it")]
-    Newer { found: i64, known: i64 },
-}
-
 impl Session {
     /// Connects to the first host that can be written to.
-    pub(super) async fn connect(url: &Url, tls: Option<&Tls>) -> Result<Self, ConnectError> {
+    pub(super) async fn connect(url: &Url, tls: Option<&Tls>) -> Result<Self, OpenError> {
         let warned = Arc::new(AtomicBool::new(false));
+        let database = url.to_string();
         let client = if let Some(tls) = tls {
-            let (client, connection) = url.config.connect(tls.clone()).await.map_err(away)?;
+            let connected = url.config.connect(tls.clone()).await;
+            let (client, connection) = connected.map_err(failure(&database))?;
             tokio::spawn(drive(connection, Arc::clone(&warned)));
             client
         } else {
-            let (client, connection) = url.config.connect(NoTls).await.map_err(away)?;
+            let connected = url.config.connect(NoTls).await;
+            let (client, connection) = connected.map_err(failure(&database))?;
             tokio::spawn(drive(connection, Arc::clone(&warned)));
             client
         };
-        let client = Client::new(client).await.map_err(away)?;
+        let client = Client::new(client, database.clone()).await;
+        let client = client.map_err(failure(&database))?;
         check_settings(&client).await?;
         Ok(Self {
             client,
@@ -76,14 +57,14 @@ impl Session {
     }
 
     /// Checks or creates the tables. After an error the connection must not be used.
-    pub(super) async fn verify(&mut self, occasion: Occasion) -> Result<(), ConnectError> {
+    pub(super) async fn verify(&mut self, occasion: Occasion) -> Result<(), OpenError> {
         schema::ensure(&self.client, occasion).await?;
         self.verified_at = Instant::now();
         Ok(())
     }
 
     /// Checks the settings again from time to time. After an error the connection must not be used.
-    pub(super) async fn check_again(&mut self) -> Result<(), ConnectError> {
+    pub(super) async fn check_again(&mut self) -> Result<(), OpenError> {
         if self.checked_at.elapsed() >= SETTINGS_HOLD {
             check_settings(&self.client).await?;
             self.checked_at = Instant::now();
@@ -102,7 +83,7 @@ impl Session {
 }
 
 /// Rejects settings that can lose acknowledged plants, and compares the clocks. A setting that the engine does not have is safe.
-async fn check_settings(client: &Client) -> Result<(), ConnectError> {
+async fn check_settings(client: &Client) -> Result<(), OpenError> {
     let sql = "SELECT current_setting('fsync', true), current_setting('full_page_writes', true),
                       current_setting('data_sync_retry', true),
                       current_setting('synchronous_commit', true),
@@ -110,7 +91,8 @@ async fn check_settings(client: &Client) -> Result<(), ConnectError> {
                       current_setting('server_encoding', true),
                       clock_timestamp()";
     let asked_at = Timestamp::now();
-    let row = client.query_one(sql, &[]).await.map_err(away)?;
+    let row = client.query_one(sql, &[]).await;
+    let row = row.map_err(failure(&client.database))?;
     compare_clocks(asked_at, row.get(6), Timestamp::now());
     let setting = |index| row.get::<_, Option<&str>>(index);
     let standbys = setting(4).is_some_and(|names| !names.is_empty());
@@ -137,9 +119,10 @@ async fn check_settings(client: &Client) -> Result<(), ConnectError> {
     } else {
         return Ok(());
     };
-    Err(ConnectError::Unsafe(format!(
-        "the database server is not safe to use, {problem}"
-    )))
+    Err(OpenError::Unsafe {
+        database: client.database.clone(),
+        problem,
+    })
 }
 
 /// Logs when the clock of this machine and that of the database begin to differ, and when they agree again: once for all
@@ -189,13 +172,16 @@ where
 }
 
 /// Why a connection failed. Without an error code the server did not respond.
-pub(super) fn away(error: tokio_postgres::Error) -> ConnectError {
-    let Some(code) = error.code() else {
-        return ConnectError::Away(error.into());
-    };
-    // 28: authentication; 3D, 42: database and rights. The rest is temporary: 57P03 starting up, 53300 too many connections.
-    match &code.code()[..2] {
-        "28" | "3D" | "42" => ConnectError::Rejected(error),
-        _ => ConnectError::Away(error.into()),
+pub(super) fn failure(database: &str) -> impl FnOnce(Error) -> OpenError {
+    |source| {
+        let database = database.to_owned();
+        // 28: authentication; 3D, 42: database and rights. The rest is temporary: 57P03 starting up, 53300 too many connections.
+        match source.code().map(|code| &code.code()[..2]) {
+            Some("28" | "3D" | "42") => OpenError::Rejected { database, source },
+            _ => OpenError::Away {
+                database,
+                source: source.into(),
+            },
+        }
     }
 }

@@ -26,7 +26,7 @@ pub(super) use open::{accept_loss, footprint, is_backup, schema_version};
 
 use crate::plant::NewPlant;
 use crate::store::Mode;
-use crate::store::error::{OpenError, StoreError, chain};
+use crate::store::error::{OpenError, StoreError, chain, failed_to};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
@@ -105,7 +105,7 @@ impl Sqlite {
         if let Some(state) = State::read(&store.connection).map_err(open::unusable(path))? {
             let database = open::file(path)?;
             let files = FileIdentity::new(&store.connection, path, database, state.identity);
-            store.files = Some(files.map_err(open::failed_to("look at the files of", path))?);
+            store.files = Some(files.map_err(failed_to("read the files of", path))?);
         }
         store.checkpointer = Some(Checkpointer::new(open::shared(path)?, open::file(path)?));
         Ok(store)

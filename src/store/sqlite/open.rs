@@ -16,7 +16,7 @@ use crate::fs::{
     APPLICATION_ID, Content, create_empty, database_of_companion, open_existing, orphan_of,
     resolve_links, sync_directory_of, with_suffix,
 };
-use crate::store::error::OpenError;
+use crate::store::error::{OpenError, failed_to};
 use crate::store::sqlite::rows;
 use crate::store::sqlite::session::{self, Damage, Lock, Session};
 use crate::store::types::Footprint;
@@ -392,15 +392,6 @@ fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
             found,
             known: VERSION.into(),
         }),
-    }
-}
-
-pub(super) fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
-    let path = path.display().to_string();
-    move |source| OpenError::Io {
-        action,
-        path,
-        source,
     }
 }
 

@@ -17,8 +17,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, Error, OpenFlags};
 
 use crate::fs::{Content, create_empty, is_same_file, open_existing, with_suffix};
-use crate::store::error::OpenError;
-use crate::store::sqlite::open::{checkpoint, failed_to, real, run_checkpoint_on_close, unusable};
+use crate::store::error::{OpenError, failed_to};
+use crate::store::sqlite::open::{checkpoint, real, run_checkpoint_on_close, unusable};
 use crate::store::sqlite::{rows, wal_check};
 
 /// How long a command may take to check the WAL of a store that is not served.
