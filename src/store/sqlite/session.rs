@@ -139,7 +139,7 @@ fn is_empty(wal: &Path) -> bool {
 /// second also holds if the lock file is deleted or the database is opened under another name. (These are `flock` locks;
 /// SQLite's own are independent of them.)
 #[derive(Debug)]
-pub struct Lock {
+pub(super) struct Lock {
     file: File,
     /// Dropped only when this process has no connection to the database: closing a file releases SQLite's locks on it.
     _database: Option<File>,
