@@ -226,16 +226,12 @@ impl From<AuthError> for ApiError {
 
 impl From<Invalid> for ApiError {
     fn from(invalid: Invalid) -> Self {
-        match invalid {
-            Invalid::NotJson(_) => {
-                let message = format!("The body is not JSON: {invalid}.");
-                Self::new(ErrorKind::NotJson, message)
-            }
-            Invalid::NotAPlant(_) => {
-                let message = format!("The body is not a plant: {invalid}.");
-                Self::new(ErrorKind::InvalidPlant, message)
-            }
-        }
+        let kind = match invalid {
+            Invalid::NotJson(_) => ErrorKind::NotJson,
+            Invalid::NotAPlant(_) => ErrorKind::InvalidPlant,
+        };
+        let problem = kind.message().trim_end_matches('.');
+        Self::new(kind, format!("{problem}: {invalid}."))
     }
 }
 

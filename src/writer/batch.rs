@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use crate::metrics::Metrics;
 use crate::plant::Plant;
 use crate::store::{Addition, Outcome, Store, StoreError, TokenId, chain};
 use crate::writer::AddError;
@@ -106,24 +105,24 @@ impl Batch {
     /// Commits the batch and sends the replies. An error means that the store must not be used again.
     pub(super) fn commit(
         self,
+        queue: &Queue,
         in_flight: &InFlight,
         store: &mut Store,
-        health: &Health,
-        metrics: &Metrics,
     ) -> Result<(), StoreError> {
         let started = Instant::now();
         let is_write_due = self.additions.is_empty()
             && self.probe.is_some()
-            && (health.is_write_due() || store.is_disconnected());
+            && (queue.health.is_write_due() || store.is_disconnected());
         let result = self.write(store, is_write_due);
         // Empty if `queue::watch` has sent and counted them.
         let replies = in_flight.take_replies();
         let has_written = result.is_ok() && (self.len() > 0 || is_write_due);
         if has_written {
-            metrics.committed(self.len() as u64, started.elapsed());
+            let len = self.len() as u64;
+            queue.metrics.committed(len, started.elapsed());
         }
-        self.report_health(&result, has_written, started, health);
-        let adds = &metrics.adds;
+        self.report_health(&result, has_written, started, &queue.health);
+        let adds = &queue.metrics.adds;
         match result {
             Ok(outcomes) => {
                 let results = self.additions.into_iter().zip(outcomes);

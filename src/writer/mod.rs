@@ -19,7 +19,6 @@ use crate::metrics::{Adds, Counter, Metrics};
 use crate::plant::{NewPlant, Plant};
 use crate::store::{Addition, Store, StoreError, TokenId};
 use crate::writer::batch::{Batch, InFlight};
-use crate::writer::health::Health;
 use crate::writer::queue::{Job, Queue, WakeUp, watch};
 use crate::writer::reply::ReplyDispatcher;
 
@@ -97,11 +96,9 @@ impl Writer {
         reply_timeout: Duration,
         metrics: Arc<Metrics>,
     ) -> (Self, WriterThreads) {
-        let health = Arc::new(Health::default());
         let bodies = stores.into_iter().map(|mut store| {
-            let (health, metrics) = (Arc::clone(&health), Arc::clone(&metrics));
             move |queue: &Queue, in_flight: &InFlight| {
-                let result = run(queue, in_flight, &mut store, &health, &metrics);
+                let result = run(queue, in_flight, &mut store);
                 if result.is_err() {
                     // Closing the store syncs again, which after a failed fsync may report success.
                     std::mem::forget(store);
@@ -110,13 +107,12 @@ impl Writer {
             }
         });
         let bodies = bodies.collect();
-        Self::spawn_with(queue_len_max, reply_timeout, health, metrics, bodies)
+        Self::spawn_with(queue_len_max, reply_timeout, metrics, bodies)
     }
 
     fn spawn_with<F>(
         queue_len_max: usize,
         reply_timeout: Duration,
-        health: Arc<Health>,
         metrics: Arc<Metrics>,
         bodies: Vec<F>,
     ) -> (Self, WriterThreads)
@@ -124,17 +120,13 @@ impl Writer {
         F: FnOnce(&Queue, &InFlight) -> Result<(), StoreError> + Send + 'static,
     {
         let running = bodies.len();
-        let (jobs, queue) = Queue::new(queue_len_max, running);
+        let (jobs, queue) = Queue::new(queue_len_max, running, Arc::clone(&metrics));
         let queue = Arc::new(queue);
-        tokio::spawn(watch(
-            Arc::downgrade(&queue),
-            reply_timeout,
-            Arc::clone(&metrics),
-        ));
+        tokio::spawn(watch(Arc::downgrade(&queue), reply_timeout));
         let health_check = HealthCheck {
             jobs: jobs.downgrade(),
             queue: Arc::downgrade(&queue),
-            health,
+            health: Arc::clone(&queue.health),
         };
         tokio::spawn(health_check.clone().run(reply_timeout));
         let (end, ended) = mpsc::channel(running);
@@ -218,17 +210,11 @@ impl WriterThreads {
 }
 
 /// The loop of a writer thread. Ends when every `Writer` is dropped, or with an error if the store must not be used again.
-fn run(
-    queue: &Queue,
-    in_flight: &InFlight,
-    store: &mut Store,
-    health: &Health,
-    metrics: &Metrics,
-) -> Result<(), StoreError> {
+fn run(queue: &Queue, in_flight: &InFlight, store: &mut Store) -> Result<(), StoreError> {
     let mut concurrent_clients = 0;
     while let Some(batch) = Batch::gather(queue, in_flight, concurrent_clients) {
         let len = batch.len();
-        batch.commit(in_flight, store, health, metrics)?;
+        batch.commit(queue, in_flight, store)?;
         in_flight.end();
         concurrent_clients = len + queue.len();
     }
@@ -248,13 +234,7 @@ mod tests {
         F: FnOnce(&Queue, &InFlight) -> Result<(), StoreError> + Send + 'static,
     {
         let metrics = Arc::new(Metrics::new([].into_iter()));
-        Writer::spawn_with(
-            queue_len_max,
-            reply_timeout,
-            Arc::default(),
-            metrics,
-            vec![body],
-        )
+        Writer::spawn_with(queue_len_max, reply_timeout, metrics, vec![body])
     }
 
     const LONG: Duration = Duration::from_secs(60);

@@ -14,6 +14,7 @@ use crate::metrics::Metrics;
 use crate::store::{Addition, TokenId};
 use crate::writer::AddError;
 use crate::writer::batch::InFlight;
+use crate::writer::health::Health;
 use crate::writer::reply::{Reply, reply_all};
 
 /// How often the watch runs within `reply_timeout`. One watch for all requests: a timer per request would cost 5 % of the
@@ -28,22 +29,30 @@ pub(super) enum Job {
     Probe(Arc<()>),
 }
 
-/// The receiving side of the queue and the batches in flight, shared by all writer threads.
+/// What the writer threads share: the receiving side of the queue, the batches in flight, health and metrics.
 pub(super) struct Queue {
     /// Locked by the thread that gathers a batch.
     pub(super) jobs: Mutex<mpsc::Receiver<Job>>,
     pub(super) wake_up: Arc<WakeUp>,
     /// One per thread.
     pub(super) in_flight: Vec<InFlight>,
+    pub(super) health: Arc<Health>,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 impl Queue {
-    pub(super) fn new(len_max: usize, threads: usize) -> (mpsc::Sender<Job>, Self) {
+    pub(super) fn new(
+        len_max: usize,
+        threads: usize,
+        metrics: Arc<Metrics>,
+    ) -> (mpsc::Sender<Job>, Self) {
         let (sender, jobs) = mpsc::channel(len_max);
         let queue = Self {
             jobs: Mutex::new(jobs),
             wake_up: Arc::default(),
             in_flight: (0..threads).map(|_| InFlight::default()).collect(),
+            health: Arc::default(),
+            metrics,
         };
         (sender, queue)
     }
@@ -96,16 +105,17 @@ impl WakeUp {
 
 /// Replies for threads whose commit takes longer than `reply_timeout`: the outcome of the batch in flight is unknown. If
 /// all threads are stuck, nothing takes the queued jobs to the store, and they are rejected.
-pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration, metrics: Arc<Metrics>) {
+pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
     loop {
         sleep(reply_timeout / CHECKS_PER_TIMEOUT).await;
         let Some(queue) = queue.upgrade() else {
             return;
         };
+        let adds = &queue.metrics.adds;
         let stuck = queue.in_flight.iter();
         for in_flight in stuck.filter(|in_flight| in_flight.is_stuck(reply_timeout)) {
             let replies = in_flight.take_replies();
-            metrics.adds.unknown.add(replies.len() as u64);
+            adds.unknown.add(replies.len() as u64);
             let replies = replies.into_iter();
             reply_all(replies.map(|reply| (reply, Err(AddError::Unknown))));
         }
@@ -115,7 +125,7 @@ pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration, metrics: 
             let queued = std::iter::from_fn(|| jobs.try_recv().ok());
             reply_all(queued.filter_map(|job| match job {
                 Job::Add(_, reply) => {
-                    metrics.adds.busy.add(1);
+                    adds.busy.add(1);
                     Some((reply, Err(AddError::Busy)))
                 }
                 Job::Touch(..) | Job::Probe(_) => None,
