@@ -13,7 +13,7 @@ use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::process::geteuid;
 
 /// The files that SQLite or plantstore keep next to a database, by their suffix.
-pub const COMPANIONS: [&str; 4] = ["-wal", "-shm", "-journal", "-lock"];
+pub const SIDECAR_SUFFIXES: [&str; 4] = ["-wal", "-shm", "-journal", "-lock"];
 
 /// "Plnt", in the header of every database that plantstore makes (`file plantstore.db` shows it).
 pub const APPLICATION_ID: u32 = 0x506c_6e74;
@@ -39,7 +39,7 @@ pub enum WriteError {
     #[error("{0} belongs to the store itself; choose another name")]
     OwnFile(String),
     #[error("{file} belongs to the database {database}; choose another name")]
-    Companion { file: String, database: String },
+    SidecarFile { file: String, database: String },
     #[error("{0} is a database or a part of one, so it is not replaced; choose another name")]
     Database(String),
     #[error(
@@ -216,7 +216,7 @@ impl AtomicFile {
     /// Syncs the file and gives it its final name.
     pub fn persist(self) -> Result<(), WriteError> {
         self.sync()?;
-        self.remove_companions();
+        self.remove_sidecars();
         let name = self.target.display().to_string();
         if self.replace == Replace::Nothing {
             rename_to_new(&self.temporary, &self.target).map_err(|error| match error.kind() {
@@ -236,7 +236,7 @@ impl AtomicFile {
     /// is complete under the final name, unless the file system cannot exchange names.
     pub fn persist_and_keep(self, kept: &Path) -> Result<(), WriteError> {
         self.sync()?;
-        self.remove_companions();
+        self.remove_sidecars();
         let exchange = || {
             rename_to_new(&self.temporary, kept)?;
             if renameat_with(CWD, kept, CWD, &self.target, RenameFlags::EXCHANGE).is_err() {
@@ -253,8 +253,8 @@ impl AtomicFile {
         is_same_file(self.file.metadata(), fs::symlink_metadata(&self.temporary))
     }
 
-    fn remove_companions(&self) {
-        for suffix in COMPANIONS {
+    fn remove_sidecars(&self) {
+        for suffix in SIDECAR_SUFFIXES {
             let _ = fs::remove_file(with_suffix(&self.temporary, suffix));
         }
     }
@@ -263,7 +263,7 @@ impl AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if self.is_in_place() {
-            self.remove_companions();
+            self.remove_sidecars();
             let _ = fs::remove_file(&self.temporary);
         }
     }
@@ -284,9 +284,9 @@ fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result
     {
         return Err(WriteError::OwnFile(name));
     }
-    if let Some(database) = database_of_companion(&resolved) {
+    if let Some(database) = database_of_sidecar(&resolved) {
         let database = database.display().to_string();
-        return Err(WriteError::Companion {
+        return Err(WriteError::SidecarFile {
             file: name,
             database,
         });
@@ -319,16 +319,16 @@ fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result
     }
 }
 
-/// True for the database of a store, its companions and the file with its first token, under any name.
+/// True for the database of a store, its sidecars and the file with its first token, under any name.
 fn is_file_of_store(path: &Path, store: &Path) -> bool {
     let Ok(store) = resolve_links(store) else {
         return false;
     };
-    let companions = COMPANIONS.map(|suffix| with_suffix(&store, suffix));
+    let sidecars = SIDECAR_SUFFIXES.map(|suffix| with_suffix(&store, suffix));
     let token = store.with_file_name("plantstore.token");
     [store, token]
         .iter()
-        .chain(&companions)
+        .chain(&sidecars)
         .any(|own| path == own || is_same_file(fs::metadata(path), fs::metadata(own)))
 }
 
@@ -348,9 +348,9 @@ pub fn orphan_of(database: &Path) -> Option<PathBuf> {
 }
 
 /// The database that a name such as `plants.db-wal` belongs to, if that is there.
-pub fn database_of_companion(path: &Path) -> Option<PathBuf> {
+pub fn database_of_sidecar(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.as_bytes();
-    let base = COMPANIONS
+    let base = SIDECAR_SUFFIXES
         .iter()
         .find_map(|suffix| name.strip_suffix(suffix.as_bytes()))?;
     let database = path.with_file_name(OsStr::from_bytes(base));
@@ -414,7 +414,7 @@ fn remove_leftovers(target: &Path) -> Result<(), WriteError> {
         };
         match file.try_lock() {
             Ok(()) if is_same_file(file.metadata(), fs::symlink_metadata(&path)) => {
-                for suffix in COMPANIONS {
+                for suffix in SIDECAR_SUFFIXES {
                     let _ = fs::remove_file(with_suffix(&path, suffix));
                 }
                 let _ = fs::remove_file(&path);
@@ -528,7 +528,7 @@ pub fn is_same_file(one: io::Result<Metadata>, other: io::Result<Metadata>) -> b
     both.is_some_and(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// For `map_err`.
+/// Adds the action and the path to an error of the file system; an argument of `map_err`.
 pub fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WriteError {
     let path = path.display().to_string();
     move |source| WriteError::Io {

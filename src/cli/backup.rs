@@ -56,7 +56,7 @@ impl Backup {
             let target = Side::open(&backup.location(), Mode::FillBackup)?;
             Transfer::run(source, target, false)?.copy_tokens()?;
         }
-        backup.settle()?;
+        backup.convert_and_sync()?;
 
         let mut copy = Store::open(&backup.location(), Mode::Read)?;
         copy.throttle()?;

@@ -14,9 +14,6 @@ use crate::config::StoreSettings;
 use crate::fs::is_same_file;
 use crate::store::{Location, Mode, OpenError, PlantRecord, Store, TokenId, TokenRecord};
 
-/// Plants in one transaction.
-const PAGE_LEN: u32 = 1000;
-
 /// Names and ids that an error message lists.
 const LISTED_MAX: usize = 10;
 
@@ -102,13 +99,15 @@ impl Transfer {
         let progress = Progress::of_items("copying", self.from.store.count_plants()?);
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
-            let page = self.from.store.plants(&(first..=i64::MAX), PAGE_LEN)?;
+            let page = self.from.store.plants(&(first..=i64::MAX))?;
+            next = page.next_id();
+            let page = page.plants;
             let (Some(first), Some(last)) = (page.first(), page.last()) else {
                 break;
             };
-            next = last.id.checked_add(1);
-            let existing = self.to.store.plants(&(first.id..=last.id), PAGE_LEN)?;
-            let existing: HashSet<i64> = existing.iter().map(|plant| plant.id).collect();
+            // Incomplete if the target has further plants between these. Those that are missing here are not inserted again.
+            let existing = self.to.store.plants(&(first.id..=last.id))?;
+            let existing: HashSet<i64> = existing.plants.iter().map(|plant| plant.id).collect();
             let mut missing = Vec::new();
             for plant in page.iter().filter(|plant| !existing.contains(&plant.id)) {
                 if !self.ids.contains_key(&plant.added_by) {
@@ -436,9 +435,9 @@ impl<'a> Plants<'a> {
         if self.page.is_empty()
             && let Some(next) = self.next
         {
-            let page = self.store.plants(&(next.max(id)..=i64::MAX), PAGE_LEN)?;
-            self.next = page.last().and_then(|last| last.id.checked_add(1));
-            self.page = page.into();
+            let page = self.store.plants(&(next.max(id)..=i64::MAX))?;
+            self.next = page.next_id();
+            self.page = page.plants.into();
         }
         Ok(self.page.pop_front())
     }

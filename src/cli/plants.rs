@@ -322,7 +322,7 @@ impl PlantReader {
                     if added_by.is_none() {
                         let (id, token) = (record.id, record.added_by.0);
                         self.report(&format!(
-                            "plant {id}: added by token {token}, which is missing"
+                            "plant {id}: added by token {token}, which does not exist"
                         ));
                     }
                     plants.push(ShownPlant { record, added_by });

@@ -30,7 +30,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::logging::LineLimit;
 use crate::metrics::Metrics;
-use crate::store::{Footprint, Location, footprint};
+use crate::store::{FileSizes, Location, file_sizes};
 use crate::writer::HealthCheck;
 
 pub(crate) use prometheus::Limits;
@@ -126,11 +126,11 @@ impl Ops {
     }
 
     /// None if this read, or one before it, takes too long.
-    async fn read_system(&self) -> Option<(Process, Option<Footprint>)> {
+    async fn read_system(&self) -> Option<(Process, Option<FileSizes>)> {
         let permit = Arc::clone(&self.0.system_reads).try_acquire_owned().ok()?;
         let location = self.0.location.clone();
         let read = tokio::task::spawn_blocking(move || {
-            let system = (Process::read(), footprint(&location));
+            let system = (Process::read(), file_sizes(&location));
             drop(permit);
             system
         });
@@ -153,7 +153,7 @@ async fn readyz(State(ops): State<Ops>) -> Response {
 }
 
 async fn metrics(State(ops): State<Ops>) -> Response {
-    let (process, footprint) = ops.read_system().await.unzip();
+    let (process, file_sizes) = ops.read_system().await.unzip();
     let scrape = Scrape {
         metrics: &ops.0.metrics,
         limits: ops.0.limits,
@@ -161,7 +161,7 @@ async fn metrics(State(ops): State<Ops>) -> Response {
         is_draining: ops.is_draining(),
         queue_len: ops.0.store.get().map_or(0, HealthCheck::queue_len),
         process,
-        footprint: footprint.flatten(),
+        file_sizes: file_sizes.flatten(),
     };
     let text = prometheus::exposition(&scrape);
     ([(CONTENT_TYPE, PROMETHEUS_TEXT)], text).into_response()

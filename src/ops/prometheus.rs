@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::metrics::{HistogramSnapshot, Metrics};
-use crate::store::Footprint;
+use crate::store::FileSizes;
 use crate::version::COMMIT;
 
 const US_PER_SECOND: f64 = 1e6;
@@ -25,7 +25,7 @@ pub(super) struct Scrape<'a> {
     /// None if the kernel did not respond in time.
     pub(super) process: Option<Process>,
     /// None for PostgreSQL, or if the kernel did not respond in time.
-    pub(super) footprint: Option<Footprint>,
+    pub(super) file_sizes: Option<FileSizes>,
 }
 
 /// Configured limits that are exported as metrics.
@@ -82,11 +82,11 @@ const METRICS: &[Metric] = &[
     ("plantstore_last_commit_timestamp_seconds", "gauge", "Time of the last successful commit, in seconds since 1970; 0 before the first.",
         |s, out| out.value(in_units(s.metrics.last_commit_ms.value(), MS_PER_SECOND))),
     ("plantstore_store_size_bytes", "gauge", "Size of the database file, without its WAL.",
-        |s, out| out.values(s.footprint.map(|footprint| footprint.database))),
+        |s, out| out.values(s.file_sizes.map(|file_sizes| file_sizes.database))),
     ("plantstore_store_wal_size_bytes", "gauge", "Size of the WAL file.",
-        |s, out| out.values(s.footprint.map(|footprint| footprint.wal))),
+        |s, out| out.values(s.file_sizes.map(|file_sizes| file_sizes.wal))),
     ("plantstore_store_wal_max_bytes", "gauge", "Limit of the WAL size; adds are rejected beyond it.",
-        |s, out| out.values(s.footprint.map(|_| s.limits.wal_bytes))),
+        |s, out| out.values(s.file_sizes.map(|_| s.limits.wal_bytes))),
     ("plantstore_token_cache_entries", "gauge", "Tokens in the cache.",
         |s, out| out.value(s.metrics.token_cache_entries.value())),
     ("plantstore_token_cache_lookups_total", "counter", "Token lookups by result: hit, or miss (read from the store).",

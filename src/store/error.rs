@@ -130,7 +130,7 @@ pub enum OpenError {
         "{wal} does not belong to {database}: an older copy or another database was put in its place; \
          put the right database file back, or move {wal} away and restore a backup"
     )]
-    ForeignWal { database: String, wal: String },
+    WalOfOtherDatabase { database: String, wal: String },
     #[error(
         "{0} lacks transactions that were committed while it was served: its WAL file was deleted or cut short, or an older \
          copy was put in its place; put the missing file back or restore a backup; to go on without them, run \
@@ -145,19 +145,19 @@ pub enum OpenError {
     #[error(
         "{path} has the name of a file that belongs to the database {database}; choose another --store"
     )]
-    Companion { path: String, database: String },
+    SidecarFile { path: String, database: String },
     #[error(
         "there is no database at {path}, but {lock} says that one was served here; \
          move it back or restore a backup; to start with an empty store, delete {lock}"
     )]
-    Gone { path: String, lock: String },
+    DatabaseMissing { path: String, lock: String },
     #[error(
         "{0} has more than one name (hard link), and SQLite would keep a WAL for each; \
          use the name under which it was served, or remove the others"
     )]
     HardLinks(String),
     #[error("the database {database} cannot be reached; check that it runs, and --store")]
-    Away { database: String, source: Cause },
+    Unreachable { database: String, source: Cause },
     #[error(
         "the database {database} rejects the connection; check the user, the password and the name in --store"
     )]
@@ -185,7 +185,7 @@ pub enum OpenError {
     #[error("the disk of the store {0} is full; free some space and start again")]
     Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]
-    Held(String),
+    InUse(String),
     #[error(
         "{0} is a backup and is not changed; `plantstore restore {0} --store …` creates a store from it"
     )]
@@ -223,7 +223,7 @@ impl From<rusqlite::Error> for SaveError {
     }
 }
 
-/// For `map_err`.
+/// Adds the action and the path to an error of the file system; an argument of `map_err`.
 pub(super) fn failed_to(
     action: &'static str,
     path: &Path,

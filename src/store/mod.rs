@@ -22,7 +22,7 @@ pub(crate) use query::{Cursor, Filter, Statistics, TagFilter};
 pub(crate) use sqlite::{BackupFile, Restoration};
 pub use types::{Addition, Location, NewToken, Outcome, TokenId};
 pub(crate) use types::{
-    Checked, DamagedPlant, Finding, Footprint, PlantPage, PlantRecord, TokenRecord,
+    Checked, DamagedPlant, FileSizes, Finding, PlantPage, PlantRecord, TokenRecord,
 };
 
 use postgres::Postgres;
@@ -63,8 +63,8 @@ pub enum Store {
 }
 
 /// None if the store is not a file of this machine, or cannot be read.
-pub(crate) fn footprint(location: &Location) -> Option<Footprint> {
-    sqlite::footprint(location.file()?).ok()
+pub(crate) fn file_sizes(location: &Location) -> Option<FileSizes> {
+    sqlite::file_sizes(location.file()?).ok()
 }
 
 /// True if the location is the file of a backup according to its header. It must not be open in this process: SQLite would lose its
@@ -157,71 +157,168 @@ impl Store {
     }
 }
 
-/// Declares the operations that both engines implement as methods of the same name.
-macro_rules! operations {
-    ($($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        impl Store {
-            $($(#[$doc])*
-            $vis fn $name(&mut self, $($arg: $type),*) -> Result<$result, StoreError> {
-                match self {
-                    Self::Sqlite(store) => store.$name($($arg),*),
-                    Self::Postgres(store) => store.$name($($arg),*),
-                }
-            })*
-        }
-    };
-}
-
-operations! {
+/// The operations that both engines implement as methods of the same name.
+impl Store {
     /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. `used` is when tokens were last used.
-    pub fn add(batch: &[Addition], used: &[(TokenId, Timestamp)]) -> Vec<Outcome>;
+    pub fn add(
+        &mut self,
+        batch: &[Addition],
+        used: &[(TokenId, Timestamp)],
+    ) -> Result<Vec<Outcome>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.add(batch, used),
+            Self::Postgres(store) => store.add(batch, used),
+        }
+    }
 
     /// Checks that the store can be used. Called about once a second while serving, idle or not, so it must be cheap; if
     /// `is_write_due`, it commits a write that changes nothing, which fails whenever an add would.
-    pub(crate) fn probe(is_write_due: bool) -> ();
+    pub(crate) fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.probe(is_write_due),
+            Self::Postgres(store) => store.probe(is_write_due),
+        }
+    }
 
     /// The outcome of each plant if it was added now; none where the id is free.
-    pub(crate) fn compare(batch: &[Addition]) -> Vec<Option<Outcome>>;
+    pub(crate) fn compare(
+        &mut self,
+        batch: &[Addition],
+    ) -> Result<Vec<Option<Outcome>>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.compare(batch),
+            Self::Postgres(store) => store.compare(batch),
+        }
+    }
 
     /// Creates a token. False if the name is taken.
-    pub fn create_token(token: &NewToken<'_>) -> bool;
+    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.create_token(token),
+            Self::Postgres(store) => store.create_token(token),
+        }
+    }
 
     /// Revokes a token for good. None if there is no token of that name; false if it was revoked before.
-    pub(crate) fn revoke_token(name: &str) -> Option<bool>;
+    pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.revoke_token(name),
+            Self::Postgres(store) => store.revoke_token(name),
+        }
+    }
 
     /// True if there is any token, revoked ones included.
-    pub(crate) fn has_tokens() -> bool;
+    pub(crate) fn has_tokens(&mut self) -> Result<bool, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.has_tokens(),
+            Self::Postgres(store) => store.has_tokens(),
+        }
+    }
 
     /// Every token, oldest first.
-    pub(crate) fn tokens() -> Vec<TokenRecord>;
+    pub(crate) fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.tokens(),
+            Self::Postgres(store) => store.tokens(),
+        }
+    }
 
-    pub(crate) fn token(digest: &TokenDigest) -> Option<TokenRecord>;
+    pub(crate) fn token(
+        &mut self,
+        digest: &TokenDigest,
+    ) -> Result<Option<TokenRecord>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.token(digest),
+            Self::Postgres(store) => store.token(digest),
+        }
+    }
 
     /// Inserts tokens of another store. One that exists already, by its digest, keeps everything but its state: it is revoked if it is
     /// revoked in either store, and was last used when it was last used in either.
-    pub(crate) fn merge_tokens(tokens: &[TokenRecord]) -> ();
+    pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.merge_tokens(tokens),
+            Self::Postgres(store) => store.merge_tokens(tokens),
+        }
+    }
 
-    pub(crate) fn count_plants() -> u64;
+    pub(crate) fn count_plants(&mut self) -> Result<u64, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.count_plants(),
+            Self::Postgres(store) => store.count_plants(),
+        }
+    }
 
     /// The first plants, by id, whose ids are in this range.
-    pub(crate) fn plants(ids: &RangeInclusive<i64>, limit: u32) -> Vec<PlantRecord>;
+    pub(crate) fn plants(&mut self, ids: &RangeInclusive<i64>) -> Result<PlantPage, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.plants(ids),
+            Self::Postgres(store) => store.plants(ids),
+        }
+    }
 
     /// Inserts plants of another store as they are; leaves those that exist.
-    pub(crate) fn insert_plants(plants: &[PlantRecord]) -> ();
+    pub(crate) fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.insert_plants(plants),
+            Self::Postgres(store) => store.insert_plants(plants),
+        }
+    }
 
     /// Passes on all plants of one snapshot, by id, a page at a time, until `visit` breaks. Adds go on meanwhile.
-    pub(crate) fn export(visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>) -> ();
+    pub(crate) fn export(
+        &mut self,
+        visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Sqlite(store) => store.export(visit),
+            Self::Postgres(store) => store.export(visit),
+        }
+    }
 
     /// The positions of the newest plants before a cursor that match the filter, newest first. Along the index if the filter is by time
     /// alone, otherwise by a scan of all plants, which reports now and then how many more it has read.
-    pub(crate) fn find(filter: &Filter, before: Cursor, limit: u32, read: &mut dyn FnMut(usize)) -> Vec<Cursor>;
+    pub(crate) fn find(
+        &mut self,
+        filter: &Filter,
+        before: Cursor,
+        limit: u32,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Cursor>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.find(filter, before, limit, read),
+            Self::Postgres(store) => store.find(filter, before, limit, read),
+        }
+    }
 
     /// The plants with these ids, in this order, without those that do not exist.
-    pub(crate) fn get(ids: &[i64]) -> Vec<Result<PlantRecord, DamagedPlant>>;
+    pub(crate) fn get(
+        &mut self,
+        ids: &[i64],
+    ) -> Result<Vec<Result<PlantRecord, DamagedPlant>>, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.get(ids),
+            Self::Postgres(store) => store.get(ids),
+        }
+    }
 
     /// Counts all plants. SQLite reports now and then how many more it has read.
-    pub(crate) fn statistics(now: Timestamp, read: &mut dyn FnMut(usize)) -> Statistics;
+    pub(crate) fn statistics(
+        &mut self,
+        now: Timestamp,
+        read: &mut dyn FnMut(usize),
+    ) -> Result<Statistics, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.statistics(now, read),
+            Self::Postgres(store) => store.statistics(now, read),
+        }
+    }
 
     /// Reads everything, and reports whatever is not as it was stored.
-    pub(crate) fn check(report: &mut dyn FnMut(Finding)) -> Checked;
+    pub(crate) fn check(&mut self, report: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
+        match self {
+            Self::Sqlite(store) => store.check(report),
+            Self::Postgres(store) => store.check(report),
+        }
+    }
 }

@@ -67,7 +67,8 @@ impl FromStr for Cursor {
     }
 }
 
-/// Rounded up, and clamped to the times that every engine supports.
+/// Converts a time to microseconds since 1970: rounds up, so that a plant added within the last microsecond is still before it, and
+/// clamps to the times that every engine supports.
 fn microsecond(time: Timestamp) -> i64 {
     let rounded_up = time.as_microsecond() + i64::from(time.subsec_nanosecond() % 1000 > 0);
     rounded_up.clamp(TIME_MIN, TIME_MAX)

@@ -80,7 +80,8 @@ pub(crate) struct DamagedPlant {
     pub id: i64,
 }
 
-/// Plants, by id, that are exported together: limited in number and size.
+/// Plants, by id, that are exported or copied together: limited in number and size. A page has at least one plant if there is any, of
+/// whatever size.
 #[derive(Debug, Default)]
 pub(crate) struct PlantPage {
     pub plants: Vec<PlantRecord>,
@@ -88,8 +89,8 @@ pub(crate) struct PlantPage {
 }
 
 impl PlantPage {
-    const LEN_MAX: usize = 1000;
-    const BYTES_MAX: usize = 1 << 20;
+    pub(crate) const LEN_MAX: u32 = 1000;
+    pub(crate) const BYTES_MAX: u32 = 1 << 20;
 
     pub(crate) fn push(&mut self, record: PlantRecord) {
         let plant = &record.plant;
@@ -98,7 +99,7 @@ impl PlantPage {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.plants.len() >= Self::LEN_MAX || self.bytes >= Self::BYTES_MAX
+        self.plants.len() >= Self::LEN_MAX as usize || self.bytes >= Self::BYTES_MAX as usize
     }
 
     /// The first id of the next page; none if there is no next page.
@@ -140,7 +141,7 @@ pub(crate) struct Checked {
 
 /// The size of the files of a store in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Footprint {
+pub(crate) struct FileSizes {
     pub database: u64,
     pub wal: u64,
 }

@@ -64,9 +64,9 @@ const BREAKS: [Break; 7] = [
         // A new store is left alone: its tables would be in the WAL only, which the check of the files takes for an accident.
         after: r#"    let is_new = fs::metadata(path).is_ok_and(|file| file.len() <= 4096);
     if crate::is_broken("no-checkpoint-at-the-start") && !is_new {
-        session.record_batch(0);
+        served.record_batch(0);
         run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
-        return Ok((connection, session));
+        return Ok((connection, served));
     }
     match checkpoint(&connection, "TRUNCATE") {
         Ok(true) => {}"#,

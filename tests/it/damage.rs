@@ -88,7 +88,7 @@ fn a_plant_without_the_token_that_added_it_is_reported() {
     drop(store);
     let said = problems(directory.path());
     assert!(
-        said.contains("plant 7: added by token 1, which is not there"),
+        said.contains("plant 7: added by token 1, which does not exist"),
         "{said}"
     );
 }

@@ -490,7 +490,7 @@ fn a_damaged_plant_is_reported_and_not_shown() {
     open(server.directory()).execute_batch(sql).expect("SQL");
     let said = failure(server.directory(), &["get", "8"]);
     assert!(
-        said.contains("plant 8: added by token 1, which is missing"),
+        said.contains("plant 8: added by token 1, which does not exist"),
         "{said}"
     );
 }

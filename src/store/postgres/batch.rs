@@ -1,5 +1,5 @@
-//! Adding plants: a batch is one statement, or three if the batch has several plants with one id and another plant of that id is stored.
-//! Also the readiness probe, which is a write.
+//! Adding plants, and the readiness probe, which is a write. A batch is one `INSERT`. Only if the batch has different plants with one id,
+//! and the first of them was not stored, two more statements find out whether another of them is the stored one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
@@ -61,14 +61,14 @@ impl Postgres {
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
-        // Of several plants with one id the first is sent, and the others are compared with it.
+        // A statement can contain an id only once: the first plant with an id is sent, and later ones are compared with it.
         let mut first = BTreeMap::new();
         for addition in batch {
             first.entry(addition.plant.id).or_insert(addition);
         }
         let mut stored = self.insert(first.values().copied())?;
 
-        // Where the first was not the one that is stored, another may be.
+        // If the first plant with an id is not the stored one, a later plant of the batch with that id may be.
         let others: Vec<_> = batch
             .iter()
             .filter(|addition| {

@@ -153,7 +153,10 @@ impl Client {
 async fn announced_pid(driver: &tokio_postgres::Client) -> Option<i32> {
     let mut request = Vec::new();
     let stream = Memory(&mut request);
-    let written = driver.cancel_token().cancel_query_raw(stream, NoTls).await;
+    let written = driver
+        .cancel_token()
+        .cancel_query_raw(stream, NoHandshake)
+        .await;
     // Length, code, process id, key: 4 bytes each, after a request for TLS if the connection is encrypted.
     let pid = request.len().checked_sub(8)?..request.len() - 4;
     written.ok()?;
@@ -163,9 +166,10 @@ async fn announced_pid(driver: &tokio_postgres::Client) -> Option<i32> {
 /// Keeps what is written. Reading returns the byte with which a server accepts TLS.
 struct Memory<'a>(&'a mut Vec<u8>);
 
-struct NoTls;
+/// Passes the stream through unchanged in place of a TLS handshake.
+struct NoHandshake;
 
-impl<'a> TlsConnect<Memory<'a>> for NoTls {
+impl<'a> TlsConnect<Memory<'a>> for NoHandshake {
     type Stream = Memory<'a>;
     type Error = io::Error;
     type Future = std::future::Ready<io::Result<Memory<'a>>>;

@@ -24,7 +24,7 @@ use crate::store::Mode;
 use crate::store::error::{OpenError, StoreError, chain, failed_to};
 use crate::store::postgres::client::Param;
 use crate::store::postgres::retry::RetryingClient;
-use crate::store::postgres::schema::Occasion;
+use crate::store::postgres::schema::SchemaCheck;
 use crate::store::postgres::session::Session;
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
@@ -52,7 +52,7 @@ impl Postgres {
         };
         let mut store = Self::new(url, timeout, create)?;
         match store.connect() {
-            Err(OpenError::Away { source, .. })
+            Err(OpenError::Unreachable { source, .. })
                 if matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. }) =>
             {
                 // The first probe logs this once, for all connections.
@@ -80,7 +80,7 @@ impl Postgres {
                 url: url.clone(),
                 tls,
                 timeout,
-                occasion: Occasion::First { create },
+                schema_check: SchemaCheck::First { create },
                 session: None,
             },
         })
@@ -91,7 +91,7 @@ impl Postgres {
         self.block_on(async |client| {
             match timeout(client.timeout.max(OPEN_TIMEOUT), client.session()).await {
                 Ok(session) => session.map(drop),
-                Err(elapsed) => Err(OpenError::Away {
+                Err(elapsed) => Err(OpenError::Unreachable {
                     database: client.url.to_string(),
                     source: elapsed.into(),
                 }),

@@ -20,8 +20,8 @@ use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagFilter};
 use crate::store::types::{Checked, DamagedPlant, Finding, PlantPage, PlantRecord};
 
 /// With `{fence}` empty, along the index. With OFFSET 0, the engine cannot expect to find enough plants soon by walking along the
-/// index, which would take very long for a rare tag. `translate` folds ASCII letters only, in every locale; `$7` and `$8` are for
-/// escaped characters, as `encode_part` says.
+/// index, which would take very long for a rare tag. `translate` folds ASCII letters only, in every locale; `encode_part`
+/// explains `$7` and `$8`.
 const FIND: &str = "
     SELECT added_at, id FROM (
       SELECT added_at, id FROM plantstore.plants
@@ -35,6 +35,9 @@ const FIND: &str = "
 
 /// The plants that one statement of an export reads: some servers end statements that take long.
 const EXPORT_LEN: i64 = 10_000;
+
+/// The damaged plants that one statement of a check reads.
+const CHECK_LEN: u32 = 1000;
 
 const COUNTS: &str =
     "SELECT count(*), count(tag), (SELECT count(*) FROM plantstore.tokens) FROM plantstore.plants";
@@ -54,16 +57,24 @@ impl Postgres {
         Ok(count(&row, 0))
     }
 
-    pub(crate) fn plants(
-        &mut self,
-        ids: &RangeInclusive<i64>,
-        limit: u32,
-    ) -> Result<Vec<PlantRecord>, StoreError> {
+    /// The database limits the size of the page, so that nothing beyond it is sent.
+    pub(crate) fn plants(&mut self, ids: &RangeInclusive<i64>) -> Result<PlantPage, StoreError> {
         let sql = format!(
-            "SELECT {PLANT_COLUMNS} FROM plantstore.plants WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3"
+            "SELECT {PLANT_COLUMNS} FROM (
+               SELECT candidates.*, sum(bytes) OVER (ORDER BY id) - bytes AS bytes_before FROM (
+                 SELECT {PLANT_COLUMNS}, octet_length(name) + coalesce(octet_length(tag), 0) AS bytes
+                 FROM plantstore.plants WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3
+               ) AS candidates
+             ) AS page
+             WHERE bytes_before < $4 ORDER BY id"
         );
-        let rows = self.query(&sql, &[ids.start(), ids.end(), &i64::from(limit)])?;
-        rows.iter().map(plant_record).collect()
+        let limits = [PlantPage::LEN_MAX, PlantPage::BYTES_MAX].map(i64::from);
+        let values: [&dyn Param; 4] = [ids.start(), ids.end(), &limits[0], &limits[1]];
+        let mut page = PlantPage::default();
+        for row in self.query(&sql, &values)? {
+            page.push(plant_record(&row)?);
+        }
+        Ok(page)
     }
 
     pub(crate) fn get(
@@ -173,16 +184,23 @@ impl Postgres {
     pub(crate) fn check(&mut self, report: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
         let sql = "SELECT plants.id, plants.added_by, tokens.id IS NULL
                    FROM plantstore.plants LEFT JOIN plantstore.tokens ON tokens.id = plants.added_by
-                   WHERE tokens.id IS NULL OR plants.name ~ $1 OR plants.tag ~ $1
-                   ORDER BY plants.id LIMIT 1000";
+                   WHERE plants.id >= $2 AND (tokens.id IS NULL OR plants.name ~ $1 OR plants.tag ~ $1)
+                   ORDER BY plants.id LIMIT $3::BIGINT";
         let invalid_escape = "\u{1a}([^01]|$)";
-        for row in self.query(sql, &[&invalid_escape])? {
-            let (id, token): (i64, i64) = (row.get(0), row.get(1));
-            report(Finding::Problem(if row.get(2) {
-                format!("plant {id}: added by token {token}, which is not there")
-            } else {
-                format!("plant {id}: not what was stored")
-            }));
+        let mut next = Some(i64::MIN);
+        while let Some(first) = next.take() {
+            let rows = self.query(sql, &[&invalid_escape, &first, &i64::from(CHECK_LEN)])?;
+            if let Some(last) = rows.get(CHECK_LEN as usize - 1) {
+                next = last.get::<_, i64>(0).checked_add(1);
+            }
+            for row in rows {
+                let (id, token): (i64, i64) = (row.get(0), row.get(1));
+                report(Finding::Problem(if row.get(2) {
+                    format!("plant {id}: added by token {token}, which does not exist")
+                } else {
+                    format!("plant {id}: not what was stored")
+                }));
+            }
         }
         let row = self.query_one(COUNTS, &[])?;
         Ok(Checked {
@@ -241,8 +259,9 @@ fn count(row: &Row, column: usize) -> u64 {
     u64::try_from(row.get::<_, i64>(column)).unwrap_or_default()
 }
 
-/// A part of a name in lower case, as it is found in a stored name. In that, the digit of an escape must not match a part that begins
-/// with the same digit, so such escapes (the second string) are replaced by two escape characters in both.
+/// Encodes the text of a name filter for `FIND`: `$7` is the text in lower case and escaped as in a stored name, `$8` an escape to
+/// replace. A stored escape ends with the digit 0 or 1, which a text that begins with the same digit must not match. So that escape is
+/// replaced by two escape characters, in the text here and in the stored name by `FIND`.
 fn encode_part(part: &str) -> (String, String) {
     let part = encode(&part.to_ascii_lowercase()).into_owned();
     match part.chars().next() {

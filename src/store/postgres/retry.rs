@@ -7,17 +7,17 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Error;
 
 use crate::store::error::{Cause, OpenError, StoreError, chain};
-use crate::store::postgres::schema::Occasion;
+use crate::store::postgres::schema::SchemaCheck;
 use crate::store::postgres::session::Session;
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
-/// Between two attempts: longer each time, and never quite the same.
+/// The pause between two attempts: it doubles each time up to the maximum, with jitter.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// How long the tables count as verified. They can be changed while a connection is open.
-const TABLES_HOLD: Duration = Duration::from_secs(10);
+/// The tables are verified again before a statement if the last check is older: they can be changed while a connection is open.
+const SCHEMA_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A server may accept a connection and never respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ pub(super) struct RetryingClient {
     /// The time limit of each operation, with all attempts.
     pub(super) timeout: Duration,
     /// How the next connection verifies the tables.
-    pub(super) occasion: Occasion,
+    pub(super) schema_check: SchemaCheck,
     pub(super) session: Option<Session>,
 }
 
@@ -41,8 +41,8 @@ impl RetryingClient {
         let session = match self.session.take() {
             Some(mut session) if !session.client.is_closed() => {
                 session.check_again().await?;
-                if session.verified_at.elapsed() >= TABLES_HOLD {
-                    session.verify(Occasion::Again).await?;
+                if session.verified_at.elapsed() >= SCHEMA_CHECK_INTERVAL {
+                    session.verify(SchemaCheck::Repeated).await?;
                 }
                 session
             }
@@ -51,14 +51,14 @@ impl RetryingClient {
                 let mut session = match timeout(CONNECT_TIMEOUT, connect).await {
                     Ok(session) => session?,
                     Err(elapsed) => {
-                        return Err(OpenError::Away {
+                        return Err(OpenError::Unreachable {
                             database: self.url.to_string(),
                             source: elapsed.into(),
                         });
                     }
                 };
-                session.verify(self.occasion).await?;
-                self.occasion = Occasion::Again;
+                session.verify(self.schema_check).await?;
+                self.schema_check = SchemaCheck::Repeated;
                 session
             }
         };
@@ -77,7 +77,7 @@ impl RetryingClient {
             let mut not_stored: fn(Cause) -> StoreError = StoreError::Unavailable;
             let cause: Cause = match timeout_at(deadline, self.session()).await {
                 Err(elapsed) => elapsed.into(),
-                Ok(Err(OpenError::Away { source, .. })) => source,
+                Ok(Err(OpenError::Unreachable { source, .. })) => source,
                 Ok(Err(rejected)) => {
                     return Err(given_up(
                         may_be_stored,
@@ -92,18 +92,18 @@ impl RetryingClient {
                     match result {
                         Ok(Ok(done)) if !warned => return Ok(done),
                         Ok(Err(error)) => {
-                            match Effect::of(&error) {
-                                Effect::NoneYet => not_stored = StoreError::Busy,
-                                Effect::Standby => self.session = None,
-                                Effect::Unknown => {
+                            match ErrorClass::of(&error) {
+                                ErrorClass::Temporary => not_stored = StoreError::Busy,
+                                ErrorClass::Standby => self.session = None,
+                                ErrorClass::Unknown => {
                                     self.session = None;
                                     may_be_stored = true;
                                 }
-                                Effect::Full => {
+                                ErrorClass::Full => {
                                     let full = StoreError::Full;
                                     return Err(given_up(may_be_stored, full, error.into()));
                                 }
-                                Effect::Never => {
+                                ErrorClass::Permanent => {
                                     // It may be the prepared statement that is of no use any more.
                                     self.session = None;
                                     let unusable = StoreError::Unusable;
@@ -137,20 +137,21 @@ impl RetryingClient {
     }
 }
 
-/// What an error says about the effect of a statement.
-enum Effect {
-    /// None, and the next attempt may succeed.
-    NoneYet,
-    /// None, and this server will not run it: it has become a standby.
+/// What an error says about whether the statement was executed, and whether to run it again.
+enum ErrorClass {
+    /// Not executed; another attempt may succeed.
+    Temporary,
+    /// Not executed: this server has become a standby, so the next attempt needs a new connection.
     Standby,
+    /// The statement may have been executed.
     Unknown,
-    /// None: the disk is full.
+    /// Not executed: the disk is full.
     Full,
-    /// None, until the operator has changed something.
-    Never,
+    /// Not executed, and no attempt succeeds until the operator changes something.
+    Permanent,
 }
 
-impl Effect {
+impl ErrorClass {
     fn of(error: &Error) -> Self {
         let Some(code) = error.code() else {
             return Self::Unknown; // the connection is lost, or the response is invalid
@@ -161,8 +162,8 @@ impl Effect {
             "53100" => Self::Full,
             code if code.starts_with("08") || code.starts_with("57P") => Self::Unknown,
             // Serialization, deadlock, locks, a cancelled query, insufficient resources.
-            code if ["40", "53", "55", "57"].contains(&&code[..2]) => Self::NoneYet,
-            _ => Self::Never,
+            code if ["40", "53", "55", "57"].contains(&&code[..2]) => Self::Temporary,
+            _ => Self::Permanent,
         }
     }
 }
@@ -176,7 +177,7 @@ fn given_up(may_be_stored: bool, not_stored: fn(Cause) -> StoreError, cause: Cau
     }
 }
 
-/// Between a half and one; without a source of random numbers, one.
+/// A random number between a half and one; one if the operating system has no random numbers.
 fn fraction() -> f64 {
     let random = getrandom::u32().unwrap_or(u32::MAX);
     0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0

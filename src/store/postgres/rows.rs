@@ -24,7 +24,7 @@ pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
     })
 }
 
-/// Of `id, name, tag`.
+/// Reads a row whose first columns are `id, name, tag`.
 pub(super) fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
     let decode = |stored| {
         let decoded = decode(stored).map(Cow::into_owned);

@@ -12,7 +12,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::store::error::OpenError;
 use crate::store::postgres::client::Client;
-use crate::store::postgres::session::failure;
+use crate::store::postgres::session::classify_connect_error;
 
 /// The number of steps in `migrations/postgres`.
 pub(in crate::store) const VERSION: i64 = 4;
@@ -46,7 +46,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// The constraint of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Is {
+enum Constraint {
     /// Not null, and unique by itself.
     Unique,
     /// Not null.
@@ -54,7 +54,7 @@ enum Is {
     Optional,
 }
 
-type Columns = &'static [(&'static str, &'static str, Is)];
+type Columns = &'static [(&'static str, &'static str, Constraint)];
 
 const TIME: &str = "timestamp with time zone";
 
@@ -62,38 +62,38 @@ const TABLES: [(&str, Columns); 4] = [
     (
         "tokens",
         &[
-            ("id", "bigint", Is::Unique),
-            ("name", "text", Is::Unique),
-            ("digest", "bytea", Is::Unique),
-            ("rate_limit", "bigint", Is::Optional),
-            ("created_at", TIME, Is::Required),
-            ("expires_at", TIME, Is::Optional),
-            ("revoked_at", TIME, Is::Optional),
-            ("last_used_at", TIME, Is::Optional),
+            ("id", "bigint", Constraint::Unique),
+            ("name", "text", Constraint::Unique),
+            ("digest", "bytea", Constraint::Unique),
+            ("rate_limit", "bigint", Constraint::Optional),
+            ("created_at", TIME, Constraint::Required),
+            ("expires_at", TIME, Constraint::Optional),
+            ("revoked_at", TIME, Constraint::Optional),
+            ("last_used_at", TIME, Constraint::Optional),
         ],
     ),
     (
         "plants",
         &[
-            ("id", "bigint", Is::Unique),
-            ("name", "text", Is::Required),
-            ("tag", "text", Is::Optional),
-            ("added_at", TIME, Is::Required),
-            ("added_by", "bigint", Is::Required),
+            ("id", "bigint", Constraint::Unique),
+            ("name", "text", Constraint::Required),
+            ("tag", "text", Constraint::Optional),
+            ("added_at", TIME, Constraint::Required),
+            ("added_by", "bigint", Constraint::Required),
         ],
     ),
     (
         "nodes",
         &[
-            ("id", "bigint", Is::Unique),
-            ("started_at", TIME, Is::Required),
-            ("seen_at", TIME, Is::Required),
+            ("id", "bigint", Constraint::Unique),
+            ("started_at", TIME, Constraint::Required),
+            ("seen_at", TIME, Constraint::Required),
         ],
     ),
     ("schema_version", VERSIONS),
 ];
 
-const VERSIONS: Columns = &[("version", "bigint", Is::Unique)];
+const VERSIONS: Columns = &[("version", "bigint", Constraint::Unique)];
 
 /// Every relation in the schema `plantstore`, and those of an earlier version elsewhere, a row a column. One row without a
 /// relation if the schema is empty. The catalogue can be read without any rights on the tables.
@@ -126,19 +126,19 @@ enum Found {
 
 /// When the tables are verified.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Occasion {
+pub(super) enum SchemaCheck {
     /// By a process that has not used the database before.
     First {
         /// Missing tables are created, and those of an earlier version moved.
         create: bool,
     },
     /// By a process that has: if the tables are missing now, new ones would be empty.
-    Again,
+    Repeated,
 }
 
 /// Verifies, creates or upgrades the tables.
-pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), OpenError> {
-    let is_first = occasion != Occasion::Again;
+pub(super) async fn ensure(client: &Client, schema_check: SchemaCheck) -> Result<(), OpenError> {
+    let is_first = schema_check != SchemaCheck::Repeated;
     let mut attempt = 1;
     loop {
         let found = match inspect(client, is_first).await {
@@ -148,14 +148,14 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Op
         };
         let migrated = match found {
             Found::Current => return Ok(()),
-            _ if occasion == Occasion::Again => {
+            _ if schema_check == SchemaCheck::Repeated => {
                 return Err(unsafe_to_use(
                     client,
                     "its schema plantstore, which this process has used, is no longer there; restore it"
                         .to_owned(),
                 ));
             }
-            _ if occasion == (Occasion::First { create: false }) => {
+            _ if schema_check == (SchemaCheck::First { create: false }) => {
                 let found = match found {
                     Found::Earlier { version, .. } => Some(version),
                     _ => None,
@@ -164,8 +164,8 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Op
             }
             Found::Earlier {
                 schema, version, ..
-            } => take_over(client, &schema, version).await,
-            Found::Incomplete { has_schema } => complete(client, has_schema).await,
+            } => move_tables(client, &schema, version).await,
+            Found::Incomplete { has_schema } => create_missing_tables(client, has_schema).await,
         };
         match migrated {
             Ok(()) if attempt < ATTEMPTS => {}
@@ -181,8 +181,7 @@ pub(super) async fn ensure(client: &Client, occasion: Occasion) -> Result<(), Op
     }
 }
 
-/// Creates what is missing.
-async fn complete(client: &Client, has_schema: bool) -> Result<(), OpenError> {
+async fn create_missing_tables(client: &Client, has_schema: bool) -> Result<(), OpenError> {
     // A role that may create tables in the schema need not have the right to create schemas.
     let schema = (!has_schema).then_some(CREATE_SCHEMA);
     let steps = schema.into_iter().chain(STEPS);
@@ -197,7 +196,7 @@ async fn complete(client: &Client, has_schema: bool) -> Result<(), OpenError> {
 }
 
 /// Moves the tables of an earlier version into our schema, all of them or none.
-async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), OpenError> {
+async fn move_tables(client: &Client, from: &str, version: i64) -> Result<(), OpenError> {
     let schema = quoted(from);
     if version < VERSION_BEFORE_OWN_SCHEMA {
         // It can take long, and adds go on meanwhile if it is not part of the move.
@@ -213,7 +212,7 @@ async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), Open
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '3s'; LOCK TABLE {schema}.plantstore_schema IN ACCESS EXCLUSIVE MODE"
     );
     let moved = match client.batch_execute(&begin).await {
-        Ok(()) => take_over_locked(client, from).await,
+        Ok(()) => move_locked_tables(client, from).await,
         Err(error) => Err(migration(client)(error)),
     };
     if moved.is_err() {
@@ -223,13 +222,13 @@ async fn take_over(client: &Client, from: &str, version: i64) -> Result<(), Open
     moved
 }
 
-async fn take_over_locked(client: &Client, from: &str) -> Result<(), OpenError> {
+async fn move_locked_tables(client: &Client, from: &str) -> Result<(), OpenError> {
     let Found::Earlier { has_schema, .. } = inspect(client, true).await? else {
         // Another node has moved them.
         return client
             .batch_execute("ROLLBACK")
             .await
-            .map_err(failure(&client.database));
+            .map_err(classify_connect_error(&client.database));
     };
     let schema = quoted(from);
     let mut sql = String::new();
@@ -276,7 +275,7 @@ async fn roles(client: &Client, schema: &str) -> Result<Vec<(String, bool)>, Ope
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
-/// From the catalogue.
+/// A table or view according to the system catalogue.
 #[derive(Default)]
 struct Relation {
     is_table: bool,
@@ -401,7 +400,7 @@ async fn relations(client: &Client) -> Result<Schemas, OpenError> {
     for row in client
         .query(RELATIONS, &[])
         .await
-        .map_err(failure(&client.database))?
+        .map_err(classify_connect_error(&client.database))?
     {
         let relations = schemas.entry(row.get(0)).or_default();
         let Some(name) = row.get::<_, Option<String>>(1) else {
@@ -449,7 +448,7 @@ async fn version(client: &Client, table: &str) -> Result<Option<i64>, OpenError>
         {
             Ok(None)
         }
-        Err(error) => Err(failure(&client.database)(error)),
+        Err(error) => Err(classify_connect_error(&client.database)(error)),
     }
 }
 
@@ -470,11 +469,11 @@ impl Relation {
                 let found = &column.sql_type;
                 return Some(format!("column {name} is {found} instead of {sql_type}"));
             }
-            if column.is_required != (*is != Is::Optional) {
+            if column.is_required != (*is != Constraint::Optional) {
                 let null = if column.is_required { "not" } else { "" };
                 return Some(format!("column {name} can{null} be null"));
             }
-            if *is == Is::Unique && !column.is_unique {
+            if *is == Constraint::Unique && !column.is_unique {
                 return Some(format!("column {name} is not unique"));
             }
         }
@@ -497,7 +496,7 @@ fn migration(client: &Client) -> impl FnOnce(Error) -> OpenError {
             database: client.database.clone(),
             source,
         },
-        None => failure(&client.database)(source),
+        None => classify_connect_error(&client.database)(source),
     }
 }
 

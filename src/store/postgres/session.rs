@@ -12,12 +12,12 @@ use tokio_postgres::{AsyncMessage, Connection, Error, NoTls, Socket};
 
 use crate::store::error::OpenError;
 use crate::store::postgres::client::Client;
-use crate::store::postgres::schema::{self, Occasion};
+use crate::store::postgres::schema::{self, SchemaCheck};
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
-/// How long the settings count as checked. Some can be changed while a connection is open.
-const SETTINGS_HOLD: Duration = Duration::from_secs(1);
+/// The settings are checked again before a statement if the last check is older: some can be changed while a connection is open.
+const SETTINGS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A larger difference between the clocks is logged.
 const CLOCK_DIFFERENCE_MAX: SignedDuration = SignedDuration::from_secs(10);
@@ -36,17 +36,17 @@ impl Session {
         let database = url.to_string();
         let client = if let Some(tls) = tls {
             let connected = url.config.connect(tls.clone()).await;
-            let (client, connection) = connected.map_err(failure(&database))?;
+            let (client, connection) = connected.map_err(classify_connect_error(&database))?;
             tokio::spawn(drive(connection, Arc::clone(&warned)));
             client
         } else {
             let connected = url.config.connect(NoTls).await;
-            let (client, connection) = connected.map_err(failure(&database))?;
+            let (client, connection) = connected.map_err(classify_connect_error(&database))?;
             tokio::spawn(drive(connection, Arc::clone(&warned)));
             client
         };
         let client = Client::new(client, database.clone()).await;
-        let client = client.map_err(failure(&database))?;
+        let client = client.map_err(classify_connect_error(&database))?;
         check_settings(&client).await?;
         Ok(Self {
             client,
@@ -57,15 +57,15 @@ impl Session {
     }
 
     /// Checks or creates the tables. After an error the connection must not be used.
-    pub(super) async fn verify(&mut self, occasion: Occasion) -> Result<(), OpenError> {
-        schema::ensure(&self.client, occasion).await?;
+    pub(super) async fn verify(&mut self, schema_check: SchemaCheck) -> Result<(), OpenError> {
+        schema::ensure(&self.client, schema_check).await?;
         self.verified_at = Instant::now();
         Ok(())
     }
 
     /// Checks the settings again from time to time. After an error the connection must not be used.
     pub(super) async fn check_again(&mut self) -> Result<(), OpenError> {
-        if self.checked_at.elapsed() >= SETTINGS_HOLD {
+        if self.checked_at.elapsed() >= SETTINGS_CHECK_INTERVAL {
             check_settings(&self.client).await?;
             self.checked_at = Instant::now();
         }
@@ -92,7 +92,7 @@ async fn check_settings(client: &Client) -> Result<(), OpenError> {
                       clock_timestamp()";
     let asked_at = Timestamp::now();
     let row = client.query_one(sql, &[]).await;
-    let row = row.map_err(failure(&client.database))?;
+    let row = row.map_err(classify_connect_error(&client.database))?;
     compare_clocks(asked_at, row.get(6), Timestamp::now());
     let setting = |index| row.get::<_, Option<&str>>(index);
     let standbys = setting(4).is_some_and(|names| !names.is_empty());
@@ -171,14 +171,16 @@ where
     }
 }
 
-/// Why a connection failed. Without an error code the server did not respond.
-pub(super) fn failure(database: &str) -> impl FnOnce(Error) -> OpenError {
+/// Tells a server that rejects the connection from one that cannot be reached. An error without a code means that the server did not
+/// respond.
+pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> OpenError {
     |source| {
         let database = database.to_owned();
-        // 28: authentication; 3D, 42: database and rights. The rest is temporary: 57P03 starting up, 53300 too many connections.
+        // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
+        // others are temporary, such as 57P03 (the server is starting) and 53300 (too many connections).
         match source.code().map(|code| &code.code()[..2]) {
             Some("28" | "3D" | "42") => OpenError::Rejected { database, source },
-            _ => OpenError::Away {
+            _ => OpenError::Unreachable {
                 database,
                 source: source.into(),
             },

@@ -31,7 +31,7 @@ const BACKUP_PAUSE: u32 = 1;
 const STEPS_PER_PAUSE: i32 = 20_000;
 const THROTTLED_PAUSE: u32 = 3;
 
-/// However long a step took: it may have waited for something that is over.
+/// The longest pause: a step that took long may have waited for another process.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The bytes that a restore copies between two reports of its progress.
@@ -56,8 +56,8 @@ impl BackupFile {
         Location::Sqlite(self.0.path().to_owned())
     }
 
-    /// Completes the content: to be called before it is read.
-    pub fn settle(&self) -> Result<(), SaveError> {
+    /// Switches the complete copy to rollback-journal mode and syncs it. Must be called before it is verified.
+    pub fn convert_and_sync(&self) -> Result<(), SaveError> {
         open::switch_to_rollback_journal(self.0.path())?;
         Ok(self.0.sync()?)
     }
@@ -246,7 +246,7 @@ impl Restoration {
         give_to_owner_of(&self.store, self.file.file());
         let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
         let kept = with_suffix(&self.store, &format!("-before-{now}"));
-        let moved = set_companions_aside(&self.store, &kept)?;
+        let moved = move_sidecars_aside(&self.store, &kept)?;
         // The restored store may have an older state than the one that was served here.
         self.lock.forget_batch();
         if self.store.exists() {
@@ -283,10 +283,10 @@ fn copy(
 ///
 /// A sound store is first checkpointed completely, so that it is complete without its WAL. A damaged one cannot be: it is
 /// kept together with its WAL.
-fn set_companions_aside(store: &Path, kept: &Path) -> Result<bool, SaveError> {
+fn move_sidecars_aside(store: &Path, kept: &Path) -> Result<bool, SaveError> {
     if store.exists() {
         let checkpointed = open::switch_to_rollback_journal(store);
-        if let Err(held @ OpenError::Held(_)) = checkpointed {
+        if let Err(held @ OpenError::InUse(_)) = checkpointed {
             return Err(held.into());
         }
     }

@@ -15,14 +15,15 @@ use crate::store::error::StoreError;
 use crate::store::sqlite::open;
 
 /// A checkpoint is due whenever the WAL has grown by this many frames of 4 KiB.
-const FRAMES_DUE: i32 = 1000;
+const CHECKPOINT_FRAMES: i32 = 1000;
 
-/// So few frames are written back between two batches. Only then can the WAL be reset: while the thread runs a checkpoint, more is
-/// added.
-const FRAMES_FEW: i32 = 400;
+/// A checkpoint of at most this many frames runs between two batches instead of in the thread. Only such a checkpoint can reset the WAL:
+/// during a checkpoint of the thread more frames are added.
+const SHORT_CHECKPOINT_FRAMES: i32 = 400;
 
-/// If the WAL has grown by this many, the next batch waits for the checkpoint: a start after a crash has to write all of it.
-const FRAMES_MAX: i32 = 4000;
+/// If the WAL has grown by this many frames, the next batch waits for the checkpoint: after a crash the next start has to checkpoint all
+/// of it.
+const UNCHECKPOINTED_FRAMES_MAX: i32 = 4000;
 
 /// How long a batch waits for the thread's checkpoint before a WAL is reset, and then for short readers to end.
 const RESET_TIMEOUT: Duration = Duration::from_secs(1);
@@ -47,7 +48,7 @@ pub(super) enum Step {
 }
 
 impl Checkpointer {
-    /// With a second connection to the store, and the database file, to be synced.
+    /// Takes a second connection to the store for the thread, and the database file, which the thread syncs.
     pub(super) fn new(connection: Connection, database: File) -> Self {
         let (requests, requested) = mpsc::sync_channel(1);
         let (done, results) = mpsc::sync_channel(1);
@@ -86,9 +87,9 @@ impl Checkpointer {
         }
         let grown = frames - self.checkpointed_at;
         let Some(running_since) = self.running_since else {
-            return Ok((grown >= FRAMES_DUE).then_some(Step::InBackground));
+            return Ok((grown >= CHECKPOINT_FRAMES).then_some(Step::InBackground));
         };
-        let timeout = if grown >= FRAMES_MAX {
+        let timeout = if grown >= UNCHECKPOINTED_FRAMES_MAX {
             Duration::MAX
         } else {
             Duration::ZERO
@@ -96,8 +97,9 @@ impl Checkpointer {
         if !self.wait(timeout)? {
             return Ok(None);
         }
-        let is_much = grown < FRAMES_MAX && frames - running_since > FRAMES_FEW;
-        Ok(Some(if is_much {
+        let is_long =
+            grown < UNCHECKPOINTED_FRAMES_MAX && frames - running_since > SHORT_CHECKPOINT_FRAMES;
+        Ok(Some(if is_long {
             Step::InBackground
         } else {
             Step::BetweenBatches
@@ -163,7 +165,7 @@ impl Drop for Checkpointer {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            // What it has not written back, the next start does.
+            // The next start checkpoints the frames that are left.
             let _ = thread.join();
         }
     }
@@ -180,7 +182,7 @@ pub(super) fn reset(connection: &Connection) -> Result<bool, StoreError> {
     }
 }
 
-/// A reader or a full disk leaves the rest for the next checkpoint.
+/// Writes back as many frames as possible. If a reader or a full disk prevents some, a later checkpoint writes them.
 pub(super) fn passive(connection: &Connection) -> Result<(), StoreError> {
     match checkpoint(connection, "PASSIVE") {
         Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_) | StoreError::Unusable(_)) => Ok(()),

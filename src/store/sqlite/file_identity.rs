@@ -61,23 +61,23 @@ const ATTEMPTS: usize = 3;
 /// The first bytes of a WAL; one bit of the next byte is the byte order of its checksums.
 const WAL_MAGIC: [u8; 3] = [0x37, 0x7f, 0x06];
 
-/// What happened to the files.
+/// What happened to the files while they were in use.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Accident {
+pub(super) enum FileProblem {
     /// The path of the database leads to another file, or to none.
     DatabaseMoved,
     /// The path of the WAL or of its shared memory leads to another file, or to none.
-    CompanionMoved(PathBuf),
+    SidecarMoved(PathBuf),
     ContentDestroyed(PathBuf),
 }
 
-impl fmt::Display for Accident {
+impl fmt::Display for FileProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DatabaseMoved => {
                 f.write_str("the database file was moved, deleted or replaced while it was in use")
             }
-            Self::CompanionMoved(path) => {
+            Self::SidecarMoved(path) => {
                 let path = path.display();
                 write!(
                     f,
@@ -120,7 +120,7 @@ impl FileIdentity {
             next_check: Instant::now() + INTERVAL,
         };
         files.find_page(connection).map_err(io::Error::other)?;
-        files.has_identity(); // so that the first check knows the WAL cycle
+        files.check_identity(); // so that the first check knows the WAL cycle
         if wal_frames_now(connection).is_some_and(|(frames, checkpointed)| frames == checkpointed) {
             files.written_len = files.database_len;
         }
@@ -137,28 +137,30 @@ impl FileIdentity {
         &mut self,
         connection: &Connection,
         wal_frames: i32,
-    ) -> Result<(), Accident> {
+    ) -> Result<(), FileProblem> {
         self.next_check = Instant::now() + INTERVAL;
         if !has_id(&self.given, self.database_id) || !has_id(&self.real, self.database_id) {
-            return Err(Accident::DatabaseMoved);
+            return Err(FileProblem::DatabaseMoved);
         }
         for (suffix, expected) in [("-wal", self.wal_id), ("-shm", self.shared_memory_id)] {
             let path = with_suffix(&self.real, suffix);
             if !has_id(&path, expected) {
-                return Err(Accident::CompanionMoved(path));
+                return Err(FileProblem::SidecarMoved(path));
             }
         }
         let (len_before, salts_before) = (self.database_len, self.salts());
-        if !self.has_content(connection) {
-            return Err(Accident::ContentDestroyed(self.real.clone()));
+        if !self.check_content(connection) {
+            return Err(FileProblem::ContentDestroyed(self.real.clone()));
         }
         // Another process may have reset the WAL, perhaps just now.
-        let has_frames = self.has_frames(wal_frames)
+        let has_frames = self.check_frames(wal_frames)
             || (1..ATTEMPTS).any(|_| {
-                wal_frames_now(connection).is_none_or(|(frames, _)| self.has_frames(frames))
+                wal_frames_now(connection).is_none_or(|(frames, _)| self.check_frames(frames))
             });
         if !has_frames {
-            return Err(Accident::ContentDestroyed(with_suffix(&self.real, "-wal")));
+            return Err(FileProblem::ContentDestroyed(with_suffix(
+                &self.real, "-wal",
+            )));
         }
         if salts_before.is_some() && salts_before != self.salts() {
             // The WAL was reset, so all of it had been written back to the database.
@@ -179,7 +181,8 @@ impl FileIdentity {
         &self.real
     }
 
-    fn has_content(&mut self, connection: &Connection) -> bool {
+    /// False if the database file was truncated or overwritten. Records its new length.
+    fn check_content(&mut self, connection: &Connection) -> bool {
         let Ok(len) = self.database.metadata().map(|found| found.len()) else {
             return true; // a disk error, which SQLite will report
         };
@@ -189,7 +192,7 @@ impl FileIdentity {
         self.database_len = len;
         self.written_len = self.written_len.min(len);
         // `VACUUM` by another program may have moved the page, and left pages that were never written.
-        (self.has_identity() || (self.find_page(connection).is_ok() && self.has_identity()))
+        (self.check_identity() || (self.find_page(connection).is_ok() && self.check_identity()))
             && (self.has_pages() || has_free_pages(connection))
     }
 
@@ -223,8 +226,8 @@ impl FileIdentity {
         read.is_ok() && u64::from(u32::from_be_bytes(header)) * self.page.len() as u64 == len
     }
 
-    /// False if the database file is that of another store, or an older copy.
-    fn has_identity(&mut self) -> bool {
+    /// False if the database file is that of another store, or an older copy. Records its WAL cycle.
+    fn check_identity(&mut self) -> bool {
         let read = self
             .database
             .read_exact_at(&mut self.page, self.page_offset);
@@ -248,8 +251,8 @@ impl FileIdentity {
         Ok(())
     }
 
-    /// False if the WAL is too short, or has a hole: after a truncation SQLite goes on writing beyond its end.
-    fn has_frames(&mut self, wal_frames: i32) -> bool {
+    /// False if the WAL is too short, or has a hole: after a truncation SQLite goes on writing beyond its end. Records its last frame.
+    fn check_frames(&mut self, wal_frames: i32) -> bool {
         let mut header = [0; 24];
         if wal_frames == 0 || self.wal.read_exact_at(&mut header, 0).is_err() {
             return wal_frames == 0;
@@ -331,12 +334,12 @@ fn id(found: &Metadata) -> FileId {
 pub(super) fn rescue(
     connection: &mut Connection,
     files: &FileIdentity,
-    accident: &Accident,
+    problem: &FileProblem,
 ) -> String {
-    match accident {
-        Accident::DatabaseMoved => match files.new_path() {
+    match problem {
+        FileProblem::DatabaseMoved => match files.new_path() {
             Some(moved) => {
-                let complete = if is_checkpointed(connection) {
+                let complete = if checkpoint_and_truncate(connection) {
                     "it is complete"
                 } else {
                     "a part of it is still in the WAL file"
@@ -355,24 +358,26 @@ pub(super) fn rescue(
                 Err(error) => format!("it could not be copied: {}", chain(&error)),
             },
         },
-        Accident::CompanionMoved(_) if is_checkpointed(connection) => {
+        FileProblem::SidecarMoved(_) if checkpoint_and_truncate(connection) => {
             "the database is complete without it; start again".to_owned()
         }
-        Accident::CompanionMoved(_) => "put it back, then start again".to_owned(),
+        FileProblem::SidecarMoved(_) => "put it back, then start again".to_owned(),
         // Nothing is written: the rest may be useful.
-        Accident::ContentDestroyed(_) => "run `plantstore check` and restore a backup".to_owned(),
+        FileProblem::ContentDestroyed(_) => {
+            "run `plantstore check` and restore a backup".to_owned()
+        }
     }
 }
 
-/// Runs a complete checkpoint, if possible.
-fn is_checkpointed(connection: &Connection) -> bool {
+/// True if the complete WAL was written back to the database.
+fn checkpoint_and_truncate(connection: &Connection) -> bool {
     checkpoint(connection, "TRUNCATE").unwrap_or(false)
 }
 
 /// Copies everything to a backup next to the store, in the directory above, or in the temporary directory.
 fn copy_beside(connection: &mut Connection, store: &Path) -> Result<PathBuf, SaveError> {
     // So that no WAL with content remains at the path, where its database no longer is.
-    is_checkpointed(connection);
+    checkpoint_and_truncate(connection);
     let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ").to_string();
     let path_in = |directory: &Path| {
         let name = store.file_name().unwrap_or_default();

@@ -22,7 +22,7 @@ use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
 pub(crate) use backup::{BackupFile, Restoration};
-pub(super) use open::{accept_loss, footprint, is_backup, schema_version};
+pub(super) use open::{accept_loss, file_sizes, is_backup, schema_version};
 
 use crate::plant::NewPlant;
 use crate::store::Mode;
@@ -31,7 +31,7 @@ use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
 use crate::store::sqlite::rows::{PlantRow, select_plants};
-use crate::store::sqlite::session::{Session, State};
+use crate::store::sqlite::session::{ServedStore, State};
 use crate::store::sqlite::wal_limit::WalLimit;
 use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
@@ -49,7 +49,7 @@ pub struct Sqlite {
     /// For `Serve` and `Import`.
     files: Option<FileIdentity>,
     /// For `Serve`, and for `Import` without a server.
-    session: Option<Session>,
+    served: Option<ServedStore>,
     clock: Clock,
     /// After a failed fsync nothing may be written any more: another one may claim success.
     has_failed: bool,
@@ -58,7 +58,7 @@ pub struct Sqlite {
 
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        if self.session.is_some() && !self.has_failed {
+        if self.served.is_some() && !self.has_failed {
             // If that fails, the next start needs the WAL or the lock file, as after a kill.
             let _ = session::set_clean(&self.connection, true);
         }
@@ -90,18 +90,18 @@ impl Sqlite {
     /// Whatever an earlier process left in the WAL is synced before this returns. Without that, a plant whose fsync was interrupted
     /// would be visible but not durable, and a replay would get a 200 that a power failure undoes.
     fn open_exclusive(path: &Path) -> Result<Self, OpenError> {
-        let (connection, session) = open::exclusive(path)?;
-        Self::with_checkpoints(connection, Some(session), path)
+        let (connection, served) = open::exclusive(path)?;
+        Self::with_checkpoints(connection, Some(served), path)
     }
 
     fn with_checkpoints(
         connection: Connection,
-        session: Option<Session>,
+        served: Option<ServedStore>,
         path: &Path,
     ) -> Result<Self, OpenError> {
         clock::compare_with(rows::newest(&connection).map_err(open::unusable(path))?);
         let mut store = Self::new(connection);
-        store.session = session;
+        store.served = served;
         if let Some(state) = State::read(&store.connection).map_err(open::unusable(path))? {
             let database = open::file(path)?;
             let files = FileIdentity::new(&store.connection, path, database, state.identity);
@@ -113,7 +113,7 @@ impl Sqlite {
 
     /// True if another process may be adding as well.
     pub(crate) fn is_shared(&self) -> bool {
-        self.session.is_none()
+        self.served.is_none()
     }
 
     fn new(mut connection: Connection) -> Self {
@@ -130,7 +130,7 @@ impl Sqlite {
             wal_frames,
             checkpointer: None,
             files: None,
-            session: None,
+            served: None,
             clock: Clock::default(),
             has_failed: false,
             wal_limit: WalLimit::default(),
@@ -156,8 +156,8 @@ impl Sqlite {
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
         let number = rows::last_batch(&transaction)?.saturating_add(1);
-        if let Some(session) = &self.session {
-            session.mark_wal(&transaction, wal_frames)?;
+        if let Some(served) = &self.served {
+            served.mark_wal(&transaction, wal_frames)?;
         }
         let mut outcomes = Vec::with_capacity(batch.len());
         {
@@ -185,10 +185,10 @@ impl Sqlite {
             )?;
         }
         transaction.commit()?;
-        if let Some(session) = &mut self.session {
-            session.wal_is_marked(wal_frames);
+        if let Some(served) = &mut self.served {
+            served.wal_is_marked(wal_frames);
             if outcomes.contains(&Outcome::Added) {
-                session.record_batch(number);
+                served.record_batch(number);
             }
         }
         Ok(outcomes)
@@ -254,12 +254,12 @@ impl Sqlite {
             return Ok(());
         };
         let checked = files.check(&self.connection, wal_frames);
-        if let Some(session) = &mut self.session {
-            session.ensure_lock_file(files.path());
+        if let Some(served) = &mut self.served {
+            served.ensure_lock_file(files.path());
         }
-        checked.map_err(|accident| {
-            let rescued = file_identity::rescue(&mut self.connection, files, &accident);
-            StoreError::Fatal(format!("{accident}; {rescued}").into())
+        checked.map_err(|problem| {
+            let rescued = file_identity::rescue(&mut self.connection, files, &problem);
+            StoreError::Fatal(format!("{problem}; {rescued}").into())
         })
     }
 
@@ -270,14 +270,14 @@ impl Sqlite {
         };
         self.has_failed = true;
         let wal_frames = self.wal_frames.load(Ordering::Relaxed);
-        let accident = match &mut self.files {
+        let problem = match &mut self.files {
             Some(files) if cause.is::<rusqlite::Error>() => {
                 files.check(&self.connection, wal_frames).err()
             }
             _ => None,
         };
-        StoreError::Fatal(match accident {
-            Some(accident) => format!("{accident}: {}", chain(cause.as_ref())).into(),
+        StoreError::Fatal(match problem {
+            Some(problem) => format!("{problem}: {}", chain(cause.as_ref())).into(),
             None => cause,
         })
     }

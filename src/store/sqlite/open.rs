@@ -13,13 +13,13 @@ use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use crate::fs::{
-    APPLICATION_ID, Content, create_empty, database_of_companion, open_existing, orphan_of,
+    APPLICATION_ID, Content, create_empty, database_of_sidecar, open_existing, orphan_of,
     resolve_links, sync_directory_of, with_suffix,
 };
 use crate::store::error::{OpenError, failed_to};
 use crate::store::sqlite::rows;
-use crate::store::sqlite::session::{self, Damage, Lock, Session};
-use crate::store::types::Footprint;
+use crate::store::sqlite::session::{self, Damage, Lock, ServedStore};
+use crate::store::types::FileSizes;
 
 /// How long to wait for another process, such as `plantstore token create`, to end its transaction.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,24 +41,24 @@ const VERSION_WITH_STATE: u32 = 4;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// Opens a store for its one server, with the schema up to date and nothing left in the WAL that is not synced.
-pub(super) fn exclusive(path: &Path) -> Result<(Connection, Session), OpenError> {
+pub(super) fn exclusive(path: &Path) -> Result<(Connection, ServedStore), OpenError> {
     create(path)?;
     let mut connection = connect(path)?;
     let lock = Lock::take(&real(path)?)?;
     run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
     upgrade(&mut connection, path)?;
     // With the lock file synced before the WAL is truncated, a database without a WAL is known to be complete.
-    let mut session = Session::new(&connection, lock, path)?;
+    let mut served = ServedStore::new(&connection, lock, path)?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {
         Ok(true) => {}
-        Ok(false) => return Err(OpenError::Held(path.display().to_string())),
+        Ok(false) => return Err(OpenError::InUse(path.display().to_string())),
         Err(source) => return Err(unusable(path)(source)),
     }
-    session.record_batch(rows::last_batch(&connection).map_err(unusable(path))?);
+    served.record_batch(rows::last_batch(&connection).map_err(unusable(path))?);
     session::require_wal(&connection).map_err(unusable(path))?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
-    Ok((connection, session))
+    Ok((connection, served))
 }
 
 /// Opens a store that other processes may have open too. Upgrades the schema only if no server is running.
@@ -71,7 +71,7 @@ pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
         // Closed before the lock is released, as `Lock` says.
         drop(connection);
         let lock = Lock::take(&real(path)?)?;
-        upgrade(&mut connect_locked(path)?, path)?;
+        upgrade(&mut connect_unchecked(path)?, path)?;
         drop(lock);
         connection = connect(path)?;
     }
@@ -121,7 +121,7 @@ pub(super) fn switch_to_rollback_journal(path: &Path) -> Result<(), OpenError> {
         session::set_clean(&connection, true).map_err(unusable(path))?;
     }
     match set_and_read_back(&connection, "journal_mode = DELETE", "delete", path) {
-        Err(OpenError::Pragma { path, .. }) => Err(OpenError::Held(path)),
+        Err(OpenError::Pragma { path, .. }) => Err(OpenError::InUse(path)),
         other => other,
     }
 }
@@ -135,7 +135,7 @@ pub(in crate::store) fn accept_loss(path: &Path) -> Result<(), OpenError> {
     check_no_orphan(&real)?;
     session::check_wal(&real, Damage::Accepted)?;
     let lock = Lock::take(&real)?;
-    let mut connection = connect_locked(path)?;
+    let mut connection = connect_unchecked(path)?;
     upgrade(&mut connection, path)?;
     session::set_clean(&connection, true).map_err(unusable(path))?;
     lock.forget_batch();
@@ -154,14 +154,14 @@ pub(super) fn create(path: &Path) -> Result<(), OpenError> {
     let real = real(path)?;
     if fs::metadata(&real).map_or(0, |found| found.len()) == 0 {
         check_no_orphan(&real)?;
-        if let Some(database) = database_of_companion(&real) {
-            return Err(OpenError::Companion {
+        if let Some(database) = database_of_sidecar(&real) {
+            return Err(OpenError::SidecarFile {
                 path: path.display().to_string(),
                 database: database.display().to_string(),
             });
         }
         if session::was_served(&real) {
-            return Err(OpenError::Gone {
+            return Err(OpenError::DatabaseMissing {
                 path: path.display().to_string(),
                 lock: with_suffix(&real, "-lock").display().to_string(),
             });
@@ -204,10 +204,10 @@ pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
     resolve_links(path).map_err(failed_to("find", path))
 }
 
-pub(in crate::store) fn footprint(path: &Path) -> io::Result<Footprint> {
+pub(in crate::store) fn file_sizes(path: &Path) -> io::Result<FileSizes> {
     let path = path.canonicalize()?;
     let wal = fs::metadata(with_suffix(&path, "-wal"));
-    Ok(Footprint {
+    Ok(FileSizes {
         database: fs::metadata(&path)?.len(),
         wal: wal.map_or(0, |wal| wal.len()),
     })
@@ -226,7 +226,7 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
     let start = Instant::now();
     loop {
         match try_to_connect(path) {
-            Err(OpenError::Held(_)) if start.elapsed() < BUSY_TIMEOUT => {
+            Err(OpenError::InUse(_)) if start.elapsed() < BUSY_TIMEOUT => {
                 thread::sleep(Duration::from_millis(20));
             }
             done => return done,
@@ -239,7 +239,7 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     check_no_orphan(&real)?;
     check_one_name(&real)?;
     session::check_wal(&real, Damage::Rejected)?;
-    let connection = connect_locked(path)?;
+    let connection = connect_unchecked(path)?;
     session::check_complete(&connection, &real)?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     Ok(connection)
@@ -256,7 +256,7 @@ pub(super) fn run_checkpoint_on_close(
 }
 
 /// Connects without checking the WAL first, and without a checkpoint at the end.
-fn connect_locked(path: &Path) -> Result<Connection, OpenError> {
+fn connect_unchecked(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
@@ -407,7 +407,7 @@ pub(super) fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError
         Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
             OpenError::NotWritable { path, source }
         }
-        Some(ErrorCode::DatabaseBusy) => OpenError::Held(path),
+        Some(ErrorCode::DatabaseBusy) => OpenError::InUse(path),
         Some(ErrorCode::DiskFull) => OpenError::Full(path),
         _ => OpenError::Sqlite { path, source },
     }

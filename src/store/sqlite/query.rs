@@ -12,7 +12,7 @@ use rusqlite::{Error, OptionalExtension, Row, params};
 use crate::store::error::StoreError;
 use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX};
 use crate::store::sqlite::Sqlite;
-use crate::store::sqlite::open::footprint;
+use crate::store::sqlite::open::file_sizes;
 use crate::store::sqlite::rows::{self, plant_record, select_plants};
 use crate::store::types::{DamagedPlant, PlantPage, PlantRecord};
 
@@ -35,15 +35,8 @@ impl Sqlite {
         Ok(count.unsigned_abs())
     }
 
-    pub(crate) fn plants(
-        &mut self,
-        ids: &RangeInclusive<i64>,
-        limit: u32,
-    ) -> Result<Vec<PlantRecord>, StoreError> {
-        let sql = select_plants!("WHERE id BETWEEN ?1 AND ?2 ORDER BY id LIMIT ?3");
-        let mut select = self.connection.prepare_cached(sql)?;
-        let plants = select.query_map(params![ids.start(), ids.end(), limit], plant_record)?;
-        Ok(plants.collect::<Result<_, _>>()?)
+    pub(crate) fn plants(&mut self, ids: &RangeInclusive<i64>) -> Result<PlantPage, StoreError> {
+        self.page(ids, i64::MAX)
     }
 
     pub(crate) fn get(
@@ -148,7 +141,7 @@ impl Sqlite {
         let tokens: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
         all.tokens = tokens.unsigned_abs();
         let path = self.connection.path();
-        if let Some(size) = path.and_then(|path| footprint(path.as_ref()).ok()) {
+        if let Some(size) = path.and_then(|path| file_sizes(path.as_ref()).ok()) {
             all.database_bytes = Some(size.database);
             all.wal_bytes = Some(size.wal);
         }
@@ -192,7 +185,7 @@ impl Sqlite {
         let cutoff = rows::last_batch(&self.connection)?;
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
-            let page = self.page(first, cutoff)?;
+            let page = self.page(&(first..=i64::MAX), cutoff)?;
             next = page.next_id();
             if visit(&page).is_break() {
                 break;
@@ -203,10 +196,10 @@ impl Sqlite {
 
     /// Reads every plant and skips those after the cutoff here instead of in SQL, so that a plant whose batch number is damaged is
     /// an error and not left out.
-    fn page(&self, first: i64, cutoff: i64) -> Result<PlantPage, StoreError> {
-        let sql = select_plants!("WHERE id >= ?1 ORDER BY id");
+    fn page(&self, ids: &RangeInclusive<i64>, cutoff: i64) -> Result<PlantPage, StoreError> {
+        let sql = select_plants!("WHERE id BETWEEN ?1 AND ?2 ORDER BY id");
         let mut select = self.connection.prepare_cached(sql)?;
-        let mut rows = select.query([first])?;
+        let mut rows = select.query([ids.start(), ids.end()])?;
         let mut page = PlantPage::default();
         while !page.is_full()
             && let Some(row) = rows.next()?
@@ -228,7 +221,7 @@ fn cursor(batch: i64, added_at: i64, id: i64) -> Cursor {
     }
 }
 
-/// Rounded up.
+/// Converts microseconds to milliseconds, rounded up.
 fn milliseconds(microseconds: i64) -> i64 {
     microseconds.div_euclid(1000) + i64::from(microseconds.rem_euclid(1000) > 0)
 }

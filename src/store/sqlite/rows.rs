@@ -164,7 +164,7 @@ impl<'a> From<&'a TokenRecord> for TokenRow<'a> {
     }
 }
 
-/// From a row of `SELECT *`.
+/// Reads a row of `SELECT *`, and verifies its checksum.
 pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
     let optional_time = |column: &str| -> Result<Option<Timestamp>, Error> {
         let milliseconds: Option<i64> = row.get(column)?;

@@ -87,7 +87,7 @@ impl LastBatch {
         })
     }
 
-    /// Of the store at this path.
+    /// Reads the lock file of the store at this path.
     fn read(store: &Path) -> Option<Self> {
         let text = read_text(&open_existing(&with_suffix(store, "-lock"), false).ok()?);
         Self::parse(text.lines().nth(1)?)
@@ -223,7 +223,7 @@ impl Lock {
         let mut text = format!("{:<20}\n", std::process::id());
         if let Some(LastBatch { identity, batch }) = last {
             let identity = u128::from_be_bytes(identity);
-            // Of one length, so that one write replaces all of it.
+            // The text always has the same length, so that one write replaces all of it.
             let _ = writeln!(text, "store {identity:032x} batch {batch:020}");
         }
         let written = self.file.write_all_at(text.as_bytes(), 0);
@@ -268,14 +268,14 @@ fn holder(path: &Path) -> Option<String> {
 
 /// A store that this process serves.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct ServedStore {
     lock: Lock,
     last: LastBatch,
     /// Frames in the WAL after the last batch.
     wal_frames: i32,
 }
 
-impl Session {
+impl ServedStore {
     /// Writes to the lock file, and syncs, which store is served here. Its batch number stays: the last batch of the database may not
     /// be durable yet.
     pub(super) fn new(
@@ -364,7 +364,7 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
     if damage == Damage::Rejected && wal_check::is_damaged(&wal).map_err(failed_to("read", &wal))? {
         return Err(OpenError::WalDamaged(wal.display().to_string()));
     }
-    let foreign = || OpenError::ForeignWal {
+    let foreign = || OpenError::WalOfOtherDatabase {
         database: store.display().to_string(),
         wal: wal.display().to_string(),
     };

@@ -6,7 +6,7 @@ use rusqlite::{Error, OptionalExtension, Transaction, params};
 use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{self, TokenRow};
 use crate::store::sqlite::{Sqlite, begin_write};
-use crate::store::types::{NewToken, TokenRecord};
+use crate::store::types::{NewToken, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 impl Sqlite {
@@ -20,20 +20,13 @@ impl Sqlite {
             expires_at: token.expires_at.map(Timestamp::as_millisecond),
             revoked_at: None,
         };
-        let inserted = transaction.execute(
-            "INSERT INTO tokens (name, digest, rate_limit, created_at, expires_at, checksum)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (name) DO NOTHING",
-            params![
-                row.name,
-                row.digest,
-                row.rate_limit,
-                row.created_at,
-                row.expires_at,
-                row.checksum(),
-            ],
-        )?;
+        let is_taken = "SELECT EXISTS (SELECT 1 FROM tokens WHERE name = ?1)";
+        if transaction.query_row(is_taken, [token.name], |row| row.get(0))? {
+            return Ok(false);
+        }
+        insert(&transaction, None, &row, None)?;
         transaction.commit()?;
-        Ok(inserted == 1)
+        Ok(true)
     }
 
     pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
@@ -88,28 +81,38 @@ impl Sqlite {
             let known = transaction.query_row(sql, [token.digest.as_bytes()], rows::token);
             match known.optional()? {
                 Some(known) => merge_state(&transaction, known, token)?,
-                None => insert(&transaction, token)?,
+                None => insert(
+                    &transaction,
+                    Some(token.id),
+                    &TokenRow::from(token),
+                    token.last_used_at,
+                )?,
             }
         }
         Ok(transaction.commit()?)
     }
 }
 
-fn insert(transaction: &Transaction<'_>, token: &TokenRecord) -> Result<(), Error> {
-    let row = TokenRow::from(token);
+/// Without an id, SQLite assigns one.
+fn insert(
+    transaction: &Transaction<'_>,
+    id: Option<TokenId>,
+    row: &TokenRow<'_>,
+    last_used_at: Option<Timestamp>,
+) -> Result<(), Error> {
     transaction.execute(
         "INSERT INTO tokens
            (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         params![
-            token.id.0,
+            id.map(|id| id.0),
             row.name,
             row.digest,
             row.rate_limit,
             row.created_at,
             row.expires_at,
             row.revoked_at,
-            token.last_used_at.map(Timestamp::as_millisecond),
+            last_used_at.map(Timestamp::as_millisecond),
             row.checksum(),
         ],
     )?;

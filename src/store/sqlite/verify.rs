@@ -26,7 +26,7 @@ impl Sqlite {
         // Tokens are never deleted, so reading them last includes all that were used before.
         let tokens = check_tokens(connection, report, &mut added_by)?;
         for (token, plant) in added_by {
-            let problem = format!("plant {plant}: added by token {token}, which is not there");
+            let problem = format!("plant {plant}: added by token {token}, which does not exist");
             report(Finding::Problem(problem));
         }
         Ok(Checked { plants, tokens })

@@ -1,9 +1,9 @@
-//! Checks of the WAL file that SQLite does not make.
+//! Checks of the WAL file that SQLite does not make: whether it is damaged, and whether it belongs to its database.
 //!
-//! SQLite reads its WAL up to the first frame whose checksum does not match and ignores the rest. After a power failure that is right,
-//! because the rest was never synced. It is wrong if a commit follows, and then a frame whose checksum continues from it: with
-//! `synchronous=FULL` SQLite goes on only when the commit before is on disk. Then the disk has changed what was synced, and opening the
-//! store would silently lose plants that were acknowledged.
+//! SQLite reads a WAL up to the first frame with an invalid checksum and ignores all frames after it. That is correct after a power
+//! failure, when those frames were never synced. But with `synchronous=FULL`, SQLite syncs a commit before it writes the next frame. So
+//! if the invalid frame is followed by a commit and by another frame whose checksum continues from that commit, the invalid frame had
+//! been synced and was changed on disk later. Opening such a store would silently lose acknowledged plants, so it is rejected.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -104,10 +104,10 @@ pub(super) fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
 struct Wal {
     file: BufReader<File>,
     header: [u8; HEADER],
-    /// SQLite would read it.
+    /// True if SQLite would read this WAL.
     is_valid: bool,
     page_size: u32,
-    /// Of what was read so far.
+    /// The checksum of everything read so far.
     sum: Checksum,
     /// The header of the current frame.
     frame: [u8; FRAME_HEADER],
