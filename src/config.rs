@@ -11,15 +11,19 @@ use jiff::{SignedDuration, Span, SpanRelativeTo};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::store::Location;
-use crate::token::Token;
 
 // A doc comment on a flattened struct would replace the help of the command that uses it.
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreSettings {
     /// Location of plants and tokens: sqlite:PATH or postgres://USER@HOST/DATABASE
-    #[arg(long, value_name = "URL", default_value = "sqlite:plantstore.db")]
-    pub(crate) store: Location,
+    #[arg(
+        id = "store",
+        long = "store",
+        value_name = "URL",
+        default_value = "sqlite:plantstore.db"
+    )]
+    pub(crate) location: Location,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -57,7 +61,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     pub(crate) max_connections: usize,
 
-    /// Maximum number of plants waiting for the store; further requests return 503
+    /// Maximum number of plants waiting for the store; further adds return 503
     #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
     pub(crate) max_queue: usize,
 
@@ -80,7 +84,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = duration)]
     pub(crate) idle_timeout: Duration,
 
-    /// Time limit for an add to wait for the store before it returns 503
+    /// Time limit for an add to wait for the store; after it the add returns 503
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) store_timeout: Duration,
 
@@ -135,18 +139,6 @@ fn wal_bytes() -> RangedU64ValueParser {
 fn log_level() -> impl TypedValueParser<Value = LevelFilter> {
     PossibleValuesParser::new(["error", "warn", "info", "debug"])
         .map(|name| name.parse().expect("each of these is a level"))
-}
-
-/// A token name needs no quoting in a log or on a command line.
-pub(crate) fn token_name(text: &str) -> Result<String, String> {
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
-    if Token::parse(text).is_some() {
-        Err("this is a token itself, not the name of a token; keep it secret".to_owned())
-    } else if (1..=64).contains(&text.len()) && text.chars().all(is_allowed) {
-        Ok(text.to_owned())
-    } else {
-        Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
-    }
 }
 
 /// A span of time such as `500ms`, `10s`, `1m30s` or `90d`; a day is 24 hours.

@@ -59,6 +59,18 @@ impl fmt::Debug for Token {
     }
 }
 
+/// Parses the name of a token, which needs no quoting in a log or on a command line.
+pub(crate) fn parse_name(text: &str) -> Result<String, String> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
+    if Token::parse(text).is_some() {
+        Err("this is a token itself, not the name of a token; keep it secret".to_owned())
+    } else if (1..=64).contains(&text.len()) && text.chars().all(is_allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
+    }
+}
+
 /// The SHA-256 of a token, which is what the store has of it. Compared in constant time, so that the response time reveals
 /// nothing about stored digests.
 #[derive(Clone, Copy, Eq)]

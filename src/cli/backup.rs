@@ -8,8 +8,8 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use rustix::process::nice;
 
-use crate::cli::copy::{Side, Transfer};
-use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Progress, Unit, print};
+use crate::cli::copy::{NamedStore, Transfer};
+use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, counts, print};
 use crate::config::StoreSettings;
 use crate::store::{
     BackupFile, Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss,
@@ -23,9 +23,9 @@ const BACKUP_ADVICE: &str =
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  plantstore backup /backups/plants.db
-  plantstore backup --force /backups/plants.db
-  plantstore backup plants.db --store postgres://plants@db.example/plants")]
+  plantstore backup /backups/plants.backup
+  plantstore backup --force /backups/plants.backup
+  plantstore backup plants.backup --store postgres://plants@db.example/plants")]
 pub(super) struct Backup {
     /// File to create
     #[arg(value_parser = backup_file())]
@@ -42,10 +42,10 @@ pub(super) struct Backup {
 impl Backup {
     pub(super) fn run(self) -> anyhow::Result<()> {
         lower_priority();
-        let location = &self.store.store;
-        let mut source = Side::open(location, Mode::Read)?;
+        let location = &self.store.location;
+        let mut source = NamedStore::open(location, Mode::Read)?;
         let backup = BackupFile::begin(&self.file, location.file(), self.force)?;
-        let progress = Progress::of_items("copying", 0);
+        let progress = ProgressBar::of_items("copying", 0);
         let is_copied = source
             .store
             .copy_pages(&backup, &mut |done, all| progress.set_of(done, all))?;
@@ -53,7 +53,7 @@ impl Backup {
         if !is_copied {
             // Plants are never changed, so the backup has all that existed when it began, some that were added since, and the
             // tokens that added those.
-            let target = Side::open(&backup.location(), Mode::FillBackup)?;
+            let target = NamedStore::open(&backup.location(), Mode::FillBackup)?;
             Transfer::run(source, target, false)?.copy_tokens()?;
         }
         backup.convert_and_sync()?;
@@ -64,13 +64,14 @@ impl Backup {
         drop(copy);
         if problems > 0 {
             bail!(
-                "the copy is damaged, problems found: {problems}; no backup was made; run `plantstore check` to see whether \
-                 the store is damaged"
+                "the copy is damaged: {} found; no backup was made; run `plantstore check` to see whether the store is \
+                 damaged",
+                count(problems, "problem")
             );
         }
         backup.finish()?;
-        let (file, plants, tokens) = (self.file.display(), checked.plants, checked.tokens);
-        eprintln!("{file} is complete and was checked: plants {plants}, tokens {tokens}");
+        let counts = counts(checked.plants, checked.tokens);
+        eprintln!("{} is complete and verified: {counts}", self.file.display());
         Ok(())
     }
 }
@@ -79,8 +80,8 @@ impl Backup {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  plantstore restore /backups/plants.db
-  plantstore restore --force /backups/plants.db --store sqlite:/srv/plants.db")]
+  plantstore restore /backups/plants.backup
+  plantstore restore --force /backups/plants.backup --store sqlite:/srv/plants.db")]
 pub(super) struct Restore {
     /// Backup made by `plantstore backup`
     #[arg(value_parser = backup_file())]
@@ -96,25 +97,22 @@ pub(super) struct Restore {
 
 impl Restore {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        match self.store.store.file() {
+        match self.store.location.file() {
             Some(store) => self.to_file(store),
             None => self.to_database(),
         }
     }
 
     fn to_file(&self, store: &Path) -> anyhow::Result<()> {
-        let progress = Progress::new("copying", Some(0), Unit::Bytes);
+        let progress = ProgressBar::new("copying", Some(0), Unit::Bytes);
         let report = &mut |done, all| progress.set_of(done, all);
         let restoration = Restoration::begin(&self.file, store, self.force, report)?;
         drop(progress);
         let copy = Store::open(&restoration.location(), Mode::Read);
         let checked = self.verify(&mut copy.map_err(|error| self.damaged(error))?)?;
         let kept = restoration.finish()?;
-        let (plants, tokens) = (checked.plants, checked.tokens);
-        eprintln!(
-            "restored to {}: plants {plants}, tokens {tokens}",
-            self.store.store
-        );
+        let counts = counts(checked.plants, checked.tokens);
+        eprintln!("restored to {}: {counts}", self.store.location);
         if let Some(kept) = kept {
             eprintln!("the previous store is kept as {}", kept.display());
         }
@@ -122,12 +120,12 @@ impl Restore {
     }
 
     fn to_database(&self) -> anyhow::Result<()> {
-        let location = &self.store.store;
+        let location = &self.store.location;
         let backup = Location::Sqlite(self.file.clone());
         let mut from =
-            Side::open(&backup, Mode::ReadBackup).map_err(|error| self.damaged(error))?;
+            NamedStore::open(&backup, Mode::ReadBackup).map_err(|error| self.damaged(error))?;
         self.verify(&mut from.store)?;
-        let mut to = Side::open(location, Mode::Create)?;
+        let mut to = NamedStore::open(location, Mode::Create)?;
         if !self.force && (to.store.has_tokens()? || to.store.count_plants()? > 0) {
             bail!(
                 "{location} is not empty; choose an empty database, or add what is missing with --force"
@@ -150,20 +148,22 @@ impl Restore {
         let (checked, problems) = verify(backup)?;
         if problems > 0 {
             bail!(
-                "{} is damaged, problems found: {problems}; nothing was changed; choose another backup",
-                self.file.display()
+                "{} is damaged: {} found; nothing was changed; choose another backup",
+                self.file.display(),
+                count(problems, "problem")
             );
         }
         Ok(checked)
     }
 }
 
-/// Verify every row of a store or a backup against its checksum
+/// Read a whole store or backup and report damage (SQLite: file structure and row checksums; PostgreSQL: text that cannot be
+/// decoded, plants without a token)
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   plantstore check
-  plantstore check /backups/plants.db")]
+  plantstore check /backups/plants.backup")]
 pub(super) struct Check {
     /// Backup or database file to check [default: the store]
     #[arg(value_parser = backup_file())]
@@ -182,7 +182,7 @@ impl Check {
     pub(super) fn run(self) -> anyhow::Result<()> {
         lower_priority();
         let is_file = self.file.is_some();
-        let location = self.file.map_or(self.store.store, Location::Sqlite);
+        let location = self.file.map_or(self.store.location, Location::Sqlite);
         let is_backup = is_backup(&location);
         if self.accept_loss && !is_backup {
             accept_loss(&location)?;
@@ -201,15 +201,16 @@ impl Check {
         };
         let (checked, problems) = verify(&mut store)?;
         if problems == 0 {
-            let (plants, tokens) = (checked.plants, checked.tokens);
-            return print(&format!("no damage: plants {plants}, tokens {tokens}\n"));
+            let counts = counts(checked.plants, checked.tokens);
+            return print(&format!("no damage found: {counts}\n"));
         }
         let (kind, advice) = if is_backup {
             ("the backup ", BACKUP_ADVICE)
         } else {
             ("", "restore a backup")
         };
-        bail!("{kind}{location} is damaged, problems found: {problems}; {advice}")
+        let problems = count(problems, "problem");
+        bail!("{kind}{location} is damaged: {problems} found; {advice}")
     }
 }
 
@@ -232,9 +233,9 @@ fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
 fn verify(store: &mut Store) -> anyhow::Result<(Checked, u64)> {
     let mut problems = 0;
     let mut printed = Ok(());
-    let mut progress = Progress::new("checking", None, Unit::Items).spin();
+    let mut progress = ProgressBar::new("checking", None, Unit::Items).spin();
     let checked = store.check(&mut |finding| match finding {
-        Finding::Total(count) => progress = Progress::of_items("checking", count),
+        Finding::Total(count) => progress = ProgressBar::of_items("checking", count),
         Finding::Read(count) => progress.advance(count),
         Finding::Problem(problem) => {
             problems += 1;

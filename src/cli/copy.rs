@@ -9,7 +9,7 @@ use std::fs;
 use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::cli::terminal::Progress;
+use crate::cli::terminal::{ProgressBar, count, counts};
 use crate::config::StoreSettings;
 use crate::fs::is_same_file;
 use crate::store::{Location, Mode, OpenError, PlantRecord, Store, TokenId, TokenRecord};
@@ -37,7 +37,7 @@ pub(super) struct Copy {
 
 impl Copy {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let (from, to) = (&self.store.store, &self.to);
+        let (from, to) = (&self.store.location, &self.to);
         let is_same = match (from.file(), to.file()) {
             (Some(from), Some(to)) => is_same_file(fs::metadata(from), fs::metadata(to)),
             _ => from.to_string() == to.to_string(),
@@ -45,19 +45,19 @@ impl Copy {
         if is_same {
             bail!("{from} cannot be copied to itself; choose another --to");
         }
-        let from = Side::open(from, Mode::Read)?;
-        let to = Side::open(to, Mode::Create)?;
+        let from = NamedStore::open(from, Mode::Read)?;
+        let to = NamedStore::open(to, Mode::Create)?;
         Transfer::run(from, to, self.force)?.compare("copied and compared")
     }
 }
 
 /// A store, and its name in messages.
-pub(super) struct Side {
+pub(super) struct NamedStore {
     pub(super) store: Store,
     pub(super) name: String,
 }
 
-impl Side {
+impl NamedStore {
     pub(super) fn open(location: &Location, mode: Mode) -> Result<Self, OpenError> {
         Ok(Self {
             store: Store::open(location, mode)?,
@@ -67,8 +67,8 @@ impl Side {
 }
 
 pub(super) struct Transfer {
-    from: Side,
-    to: Side,
+    from: NamedStore,
+    to: NamedStore,
     /// The target may contain plants and tokens of its own, which stay as they are. Otherwise it must be empty, or an earlier
     /// copy of the source.
     force: bool,
@@ -80,7 +80,7 @@ pub(super) struct Transfer {
 
 impl Transfer {
     /// Inserts what the target lacks. Fails before anything is written if the two stores contradict each other.
-    pub(super) fn run(from: Side, to: Side, force: bool) -> anyhow::Result<Self> {
+    pub(super) fn run(from: NamedStore, to: NamedStore, force: bool) -> anyhow::Result<Self> {
         let mut transfer = Self {
             from,
             to,
@@ -96,7 +96,7 @@ impl Transfer {
     }
 
     fn copy_plants(&mut self) -> anyhow::Result<()> {
-        let progress = Progress::of_items("copying", self.from.store.count_plants()?);
+        let progress = ProgressBar::of_items("copying", self.from.store.count_plants()?);
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
             let page = self.from.store.plants(&(first..=i64::MAX))?;
@@ -165,10 +165,10 @@ impl Transfer {
             return Ok(());
         }
         let ids = ids_by_digest(&self.tokens, &self.to.store.tokens()?);
-        let progress = Progress::of_items("checking", count);
+        let progress = ProgressBar::of_items("checking", count);
         let same_token = |target, source| ids.get(&source) == Some(&target);
         let (from, to) = (&mut self.from, &mut self.to);
-        let found = differences(&mut to.store, &mut from.store, &progress, same_token)?;
+        let found = find_differences(&mut to.store, &mut from.store, &progress, same_token)?;
         let force = ", or add to this one with --force";
         let (problem, plants, advice) = if found.different.count > 0 {
             (
@@ -178,9 +178,9 @@ impl Transfer {
             )
         } else if self.force {
             return Ok(());
-        } else if found.added_otherwise.count > 0 {
-            let problem = "has plants added by another token, or at another time, than in";
-            (problem, found.added_otherwise, force)
+        } else if found.added_differently.count > 0 {
+            let problem = "has plants that were added by another token or at another time in";
+            (problem, found.added_differently, force)
         } else if found.missing.count > 0 {
             ("has plants that are not in", found.missing, force)
         } else {
@@ -231,10 +231,10 @@ impl Transfer {
     /// Verifies that the target has every plant and token of the source and, unless forced, nothing else. Reports `done`
     /// with the counts.
     pub(super) fn compare(mut self, done: &str) -> anyhow::Result<()> {
-        let progress = Progress::of_items("comparing", self.from.store.count_plants()?);
+        let progress = ProgressBar::of_items("comparing", self.from.store.count_plants()?);
         let same_token = |source, target| self.ids.get(&source) == Some(&target);
         let (from, to) = (&mut self.from, &mut self.to);
-        let found = differences(&mut from.store, &mut to.store, &progress, same_token)?;
+        let found = find_differences(&mut from.store, &mut to.store, &progress, same_token)?;
         drop(progress);
         let (from_name, to_name) = (&from.name, &to.name);
         for (plants, problem, advice) in [
@@ -245,7 +245,7 @@ impl Transfer {
             ),
             (
                 &found.missing,
-                "lacks plants of",
+                "is missing plants from",
                 "; if they were added during the copy, stop the server and run the command again",
             ),
         ] {
@@ -256,39 +256,42 @@ impl Transfer {
                 );
             }
         }
-        let otherwise = found.added_otherwise;
-        if !self.force && otherwise.count > 0 {
+        let added_differently = found.added_differently;
+        if !self.force && added_differently.count > 0 {
             bail!(
-                "{to_name} has plants added by another token, or at another time, than in {from_name}: {} (id {otherwise})",
-                otherwise.count
+                "{to_name} has plants that were added by another token or at another time in {from_name}: {} (id {added_differently})",
+                added_differently.count
             );
         }
         let copies = to.store.tokens()?;
         for token in &self.tokens {
             let name = &token.name;
             let copy = copies.iter().find(|other| other.digest == token.digest);
-            let copy = copy.with_context(|| format!("{to_name} lacks the token {name}"))?;
+            let copy = copy.with_context(|| format!("{to_name} is missing the token {name}"))?;
             if token.revoked_at.is_some() && copy.revoked_at.is_none() {
                 bail!("token {name} is revoked in {from_name} and not in {to_name}");
             }
             if let Some(difference) = difference(token, copy) {
-                eprintln!("token {name} of {from_name} {difference} in {to_name}; that stays");
+                eprintln!(
+                    "token {name} of {from_name} {difference} in {to_name}; it was not changed"
+                );
             }
         }
         let (plants, plants_copied) = (from.store.count_plants()?, to.store.count_plants()?);
-        let tokens = self.tokens.len();
-        if !self.force && (plants_copied, copies.len()) != (plants, tokens) {
+        let (tokens, tokens_copied) = (self.tokens.len() as u64, copies.len() as u64);
+        if !self.force && (plants_copied, tokens_copied) != (plants, tokens) {
             bail!(
-                "{from_name} has plants {plants}, tokens {tokens}; {to_name} has plants {plants_copied}, tokens {}; if plants were \
-                 added during the copy, stop the server and run the command again",
-                copies.len()
+                "{from_name} has {}; {to_name} has {}; if plants were added during the copy, stop the server and run the \
+                 command again",
+                counts(plants, tokens),
+                counts(plants_copied, tokens_copied)
             );
         }
-        eprintln!("{done}: plants {plants}, tokens {tokens}");
-        if otherwise.count > 0 {
+        eprintln!("{done}: {}", counts(plants, tokens));
+        if added_differently.count > 0 {
             eprintln!(
-                "left unchanged, because they had been added by another token or at another time: plants {}",
-                otherwise.count
+                "left unchanged, because they had been added by another token or at another time: {}",
+                count(added_differently.count as u64, "plant")
             );
         }
         Ok(())
@@ -375,33 +378,33 @@ struct Differences {
     /// Another name or tag.
     different: Sample,
     /// The same plant, but added by another token or at another time.
-    added_otherwise: Sample,
+    added_differently: Sample,
 }
 
-/// Looks up each plant of one store in another, reading both once in the order of their ids.
-fn differences(
-    of: &mut Store,
-    within: &mut Store,
-    progress: &Progress,
+/// Looks up each plant of `store` in `other`, reading both once in the order of their ids.
+fn find_differences(
+    store: &mut Store,
+    other: &mut Store,
+    progress: &ProgressBar,
     same_token: impl Fn(TokenId, TokenId) -> bool,
 ) -> anyhow::Result<Differences> {
     let mut found = Differences::default();
-    let mut of = Plants::of(of);
-    let mut within = Plants::of(within);
-    while let Some(plant) = of.at_or_after(i64::MIN)? {
-        match within.at_or_after(plant.id)? {
+    let mut plants = Plants::of(store);
+    let mut others = Plants::of(other);
+    while let Some(plant) = plants.at_or_after(i64::MIN)? {
+        match others.at_or_after(plant.id)? {
             Some(other) if other.id == plant.id => {
                 if other.plant != plant.plant {
                     found.different.push(plant.id);
                 } else if other.added_at != plant.added_at
                     || !same_token(plant.added_by, other.added_by)
                 {
-                    found.added_otherwise.push(plant.id);
+                    found.added_differently.push(plant.id);
                 }
             }
             Some(other) => {
                 found.missing.push(plant.id);
-                within.page.push_front(other);
+                others.page.push_front(other);
             }
             None => found.missing.push(plant.id),
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::cli::terminal::Progress;
+use crate::cli::terminal::{ProgressBar, count};
 use crate::config::StoreSettings;
 use crate::formats::{Format, spreadsheet_safe};
 use crate::fs::{AtomicFile, Replace};
@@ -43,7 +43,7 @@ pub(super) struct Export {
 
 impl Export {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let location = &self.store.store;
+        let location = &self.store.location;
         let mut store = Store::open(location, Mode::Read)?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         if self.spreadsheet_safe && format != Format::Csv {
@@ -69,7 +69,7 @@ impl Export {
         let is_bar_visible =
             io::stderr().is_terminal() && !(is_stdout && io::stdout().is_terminal());
         let total = is_bar_visible.then(|| store.count_plants()).transpose()?;
-        let progress = total.map(|total| Progress::of_items("exporting", total));
+        let progress = total.map(|total| ProgressBar::of_items("exporting", total));
         let written = self.write(&mut store, format, &mut out, progress.as_ref())?;
         drop(progress);
         let plants = match written.and_then(|plants| out.flush().map(|()| plants)) {
@@ -80,7 +80,7 @@ impl Export {
         drop(out);
         atomic.map_or(Ok(()), AtomicFile::persist)?;
         if !is_stdout {
-            eprintln!("exported: plants {plants}");
+            eprintln!("exported {}", count(plants, "plant"));
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Export {
         store: &mut Store,
         format: Format,
         out: &mut impl Write,
-        progress: Option<&Progress>,
+        progress: Option<&ProgressBar>,
     ) -> Result<io::Result<u64>, StoreError> {
         let mut plants = 0;
         let mut written = format.write_head(out);

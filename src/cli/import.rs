@@ -14,15 +14,16 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use jiff::Timestamp;
 
-use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Progress, Unit, print};
-use crate::config::{BodySettings, StoreSettings, WalSettings, token_name};
+use crate::cli::open_or_create;
+use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, print};
+use crate::config::{BodySettings, StoreSettings, WalSettings};
 use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
 use crate::fs::{AtomicFile, Replace, WriteError};
 use crate::logging::write_stderr;
 use crate::store::{
     Addition, DryRun, Mode, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
 };
-use crate::token::Token;
+use crate::token::{Token, parse_name};
 
 /// The most plants in one transaction, if a server waits for its end and if not; and about the most bytes.
 const BATCH_LEN_SHARED: usize = 4096;
@@ -73,7 +74,7 @@ pub(super) struct Import {
     rejects: Option<PathBuf>,
 
     /// Name of the token that is recorded as having added the plants; created without access if it does not exist
-    #[arg(long, value_name = "NAME", default_value = "import", value_parser = token_name)]
+    #[arg(long, value_name = "NAME", default_value = "import", value_parser = parse_name)]
     token: String,
 
     #[command(flatten)]
@@ -90,7 +91,7 @@ impl Import {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let (input, bytes) = open(&self.file)?;
         let rejects = self.rejects.as_deref();
-        let rejects = rejects.map(|path| Rejects::create(path, self.store.store.file()));
+        let rejects = rejects.map(|path| Rejects::create(path, self.store.location.file()));
         let mut rejects = rejects.transpose()?;
         let mut sink = self.sink()?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
@@ -102,7 +103,7 @@ impl Import {
         let reading = thread::spawn(move || read(reader, token, len_max, strict, &sender));
 
         let mut report = Report::new(self.dry_run);
-        let progress = Progress::new("importing", bytes, Unit::Bytes);
+        let progress = ProgressBar::new("importing", bytes, Unit::Bytes);
         let stored = self.store_all(
             &batches,
             &mut sink,
@@ -111,7 +112,7 @@ impl Import {
             rejects.as_mut(),
         );
         if stored.is_err() {
-            abandon(sink);
+            leave_open(sink);
             return stored;
         }
         if let more @ 1.. = report.problems.saturating_sub(PROBLEMS_SHOWN_MAX) {
@@ -145,17 +146,16 @@ impl Import {
         };
         match report.rejected() {
             0 => Ok(()),
-            1 => bail!("1 plant {verb}; {advice}"),
-            count => bail!("{count} plants {verb}; {advice}"),
+            rejected => bail!("{} {verb}; {advice}", count(rejected, "plant")),
         }
     }
 
     fn store_all(
         &self,
-        batches: &Receiver<Batch>,
+        batches: &Receiver<ImportBatch>,
         sink: &mut Sink,
         report: &mut Report,
-        progress: &Progress,
+        progress: &ProgressBar,
         mut rejects: Option<&mut Rejects>,
     ) -> anyhow::Result<()> {
         for mut batch in batches {
@@ -180,7 +180,7 @@ impl Import {
     }
 
     fn sink(&self) -> anyhow::Result<Sink> {
-        let location = &self.store.store;
+        let location = &self.store.location;
         let dry_run = (self.dry_run || self.strict).then(DryRun::new).transpose();
         let dry_run = dry_run.context("cannot create a temporary file")?;
         if self.dry_run {
@@ -194,7 +194,7 @@ impl Import {
                 dry_run,
             });
         }
-        let mut store = Store::open(location, Mode::Import)?;
+        let mut store = open_or_create(location, Mode::Import)?;
         store.limit_wal(self.wal.max_wal_bytes);
         match token_named(&mut store, &self.token) {
             Ok(token) => Ok(Sink {
@@ -203,7 +203,7 @@ impl Import {
                 dry_run,
             }),
             Err(error) => {
-                abandon(store);
+                leave_open(store);
                 Err(error)
             }
         }
@@ -211,7 +211,7 @@ impl Import {
 }
 
 /// Leaves a store open until the process ends: closing would sync again, and after a failed fsync that may report success.
-fn abandon<T>(store: T) {
+fn leave_open<T>(store: T) {
     std::mem::forget(store);
 }
 
@@ -297,7 +297,11 @@ impl Sink {
 
     /// Stores a batch, or determines what its outcomes would be. A strict import stores nothing after the first rejected
     /// plant.
-    fn store(&mut self, batch: &mut Batch, is_strict: bool) -> Result<Vec<Outcome>, StoreError> {
+    fn store(
+        &mut self,
+        batch: &mut ImportBatch,
+        is_strict: bool,
+    ) -> Result<Vec<Outcome>, StoreError> {
         let mut expected = match &mut self.dry_run {
             Some(dry_run) => {
                 let stored = match &mut self.store {
@@ -358,11 +362,11 @@ fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outc
 
 /// Plants that are stored together, and the problems found between them.
 #[derive(Default)]
-struct Batch {
+struct ImportBatch {
     additions: Vec<Addition>,
     /// The text of each addition.
     texts: Vec<Text>,
-    problems: Vec<Problem>,
+    problems: Vec<RejectedRow>,
     /// The header of a CSV file.
     header: Vec<u8>,
     /// Of the whole input, up to the end of this batch.
@@ -370,9 +374,9 @@ struct Batch {
 }
 
 /// A row that is not stored, or a part of one.
-type Problem = (Text, Rejection);
+type RejectedRow = (Text, Rejection);
 
-impl Batch {
+impl ImportBatch {
     /// The line where it begins.
     fn line(&self) -> u64 {
         let rejected = self.problems.iter().map(|(text, _)| text);
@@ -402,9 +406,9 @@ fn read(
     token: TokenId,
     len_max: usize,
     is_strict: bool,
-    batches: &SyncSender<Batch>,
+    batches: &SyncSender<ImportBatch>,
 ) -> io::Result<()> {
-    let (mut batch, mut bytes_before) = (Batch::default(), 0);
+    let (mut batch, mut bytes_before) = (ImportBatch::default(), 0);
     let ended = loop {
         let entry = match reader.next_entry() {
             Ok(Some(entry)) => entry,
@@ -461,7 +465,12 @@ impl Report {
     }
 
     /// Counts a batch and prints its problems. Returns them in the order of their lines.
-    fn count(&mut self, batch: Batch, outcomes: &[Outcome], progress: &Progress) -> Vec<Problem> {
+    fn count(
+        &mut self,
+        batch: ImportBatch,
+        outcomes: &[Outcome],
+        progress: &ProgressBar,
+    ) -> Vec<RejectedRow> {
         let mut problems = batch.problems;
         let complete = problems.iter().filter(|(text, _)| text.part.is_end);
         self.invalid += complete.map(|(_, rejection)| rejection.lines).sum::<u64>();
@@ -536,7 +545,7 @@ impl Rejects {
     }
 
     /// Writes a row, or a part of it.
-    fn write(&mut self, header: &[u8], (text, rejection): &Problem) -> io::Result<()> {
+    fn write(&mut self, header: &[u8], (text, rejection): &RejectedRow) -> io::Result<()> {
         if std::mem::replace(&mut self.is_empty, false) {
             self.write_text(header, true)?;
         }

@@ -24,6 +24,7 @@ use crate::cli::redact::{redacted, redacted_with};
 use crate::cli::terminal::{is_closed_pipe, print, terminal_columns};
 use crate::http::docs::OPENAPI_YAML;
 use crate::logging;
+use crate::store::{Location, Mode, OpenError, Store, schema_version};
 use crate::version::VERSION;
 
 /// Help is not wider than this on any terminal, and 80 columns wide elsewhere.
@@ -38,12 +39,13 @@ type Settings = HashMap<String, String>;
     name = "plantstore",
     version = VERSION,
     after_help = "\
-Every command except restore can be used while the server runs.
+Stop the server before restore and check --accept-loss, and with SQLite before
+a migrate that upgrades the schema. All other commands work while it runs.
 
 Examples:
   plantstore serve
   plantstore token create ci --expires-in 90d
-  plantstore backup /backups/plants.db"
+  plantstore backup /backups/plants.backup"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -105,6 +107,19 @@ pub fn run() -> ExitCode {
         }
         _ => ExitCode::SUCCESS,
     }
+}
+
+/// Opens a store, and reports if it was created: with the wrong `--store` or without `--config` that is a mistake.
+fn open_or_create(location: &Location, mode: Mode) -> Result<Store, OpenError> {
+    let exists = match location.file() {
+        Some(path) => fs::metadata(path).is_ok_and(|found| found.len() > 0),
+        None => schema_version(location)?.is_some(),
+    };
+    let store = Store::open(location, mode)?;
+    if !exists {
+        logging::write_stderr(format!("created the store {location}\n"));
+    }
+    Ok(store)
 }
 
 /// Prints the help, or a usage error without secrets.

@@ -13,7 +13,7 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 
 use crate::cli::terminal::{
-    PROBLEMS_SHOWN_MAX, Progress, Table, Unit, cut, json_line, print, printable, table,
+    PROBLEMS_SHOWN_MAX, ProgressBar, Table, Unit, count, cut, json_line, print, printable, table,
     terminal_columns, width,
 };
 use crate::config::{StoreSettings, duration};
@@ -53,7 +53,7 @@ pub(super) struct List {
     #[arg(long, conflicts_with = "tag")]
     untagged: bool,
 
-    /// Only plants whose name contains this text; A to Z match in either case
+    /// Only plants whose name contains this text; ASCII letters are case-insensitive
     #[arg(long, value_name = "TEXT")]
     name: Option<String>,
 
@@ -67,7 +67,7 @@ pub(super) struct List {
 
     /// Continue after this plant, as printed at the end of the previous page
     #[arg(long, value_name = "CURSOR")]
-    before: Option<Cursor>,
+    cursor: Option<Cursor>,
 
     /// Maximum number of plants
     #[arg(long, value_name = "N", default_value = "50", value_parser = clap::value_parser!(u64).range(1..))]
@@ -85,7 +85,7 @@ impl List {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut reader = PlantReader::open(&self.store)?;
         let mut output = ListOutput::new(self.json);
-        let mut before = self.before.unwrap_or(Cursor::END);
+        let mut before = self.cursor.unwrap_or(Cursor::END);
         let filter = Filter {
             since: self.since,
             until: self.until,
@@ -101,7 +101,7 @@ impl List {
             let len = u32::try_from(left.saturating_add(1)).unwrap_or(CURSORS_MAX);
             let len = len.min(CURSORS_MAX);
             let progress =
-                (!filter.is_by_time()).then(|| Progress::new("reading", None, Unit::Items));
+                (!filter.is_by_time()).then(|| ProgressBar::new("reading", None, Unit::Items));
             let report = &mut |read| progress.iter().for_each(|bar| bar.advance(read));
             let cursors = reader.store.find(&filter, before, len, report)?;
             drop(progress);
@@ -121,9 +121,9 @@ impl List {
         };
         output.finish()?;
         if has_more {
-            write_stderr(format!("more: the same with --before {before}\n"));
+            write_stderr(format!("more: the same with --cursor {before}\n"));
         } else if left == self.limit {
-            let is_unfiltered = filter.is_any() && self.before.is_none();
+            let is_unfiltered = filter.is_any() && self.cursor.is_none();
             let message = if is_unfiltered {
                 "no plants\n"
             } else {
@@ -306,7 +306,7 @@ struct PlantReader {
 impl PlantReader {
     fn open(settings: &StoreSettings) -> anyhow::Result<Self> {
         Ok(Self {
-            store: Store::open(&settings.store, Mode::Read)?,
+            store: Store::open(&settings.location, Mode::Read)?,
             token_names: HashMap::new(),
             problems: 0,
         })
@@ -372,8 +372,8 @@ pub(super) struct Stats {
 
 impl Stats {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let mut store = Store::open(&self.store.store, Mode::Read)?;
-        let progress = Progress::new("counting", None, Unit::Items);
+        let mut store = Store::open(&self.store.location, Mode::Read)?;
+        let progress = ProgressBar::new("counting", None, Unit::Items);
         let report = &mut |read| progress.advance(read);
         let statistics = store.statistics(Timestamp::now(), report)?;
         drop(progress);
@@ -386,7 +386,8 @@ impl Stats {
         match statistics.damaged {
             0 => Ok(()),
             damaged => {
-                bail!("the store is damaged, damaged plants: {damaged}; run `plantstore check`")
+                let plants = count(damaged, "damaged plant");
+                bail!("the store is damaged: {plants} found; run `plantstore check`")
             }
         }
     }
@@ -505,7 +506,7 @@ impl<'a> Summary<'a> {
     }
 }
 
-/// The share of a part in the most, to an eighth of a column, and at least that for more than nothing.
+/// A bar whose length is to `BAR_COLUMNS` as `part` is to `most`, in steps of an eighth of a column; at least one step unless `part` is 0.
 fn bar(part: u64, most: u64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let share = u128::from(BAR_COLUMNS * 8) * u128::from(part) / u128::from(most.max(1));

@@ -36,7 +36,7 @@ impl Serve {
     }
 }
 
-/// Create or upgrade the database schema (needs a role with DDL rights)
+/// Create or upgrade the database schema (needs a role with DDL privileges)
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  plantstore migrate --store postgres://owner@db.example/plants"
@@ -48,7 +48,7 @@ pub(super) struct Migrate {
 
 impl Migrate {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let location = &self.store.store;
+        let location = &self.store.location;
         let before = schema_version(location)?;
         Store::open(location, Mode::Create)?;
         match before {

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::Context;
-use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{HumanCount, ProgressState, ProgressStyle};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
@@ -66,6 +66,17 @@ pub(super) fn terminal_columns() -> Option<usize> {
     })
 }
 
+/// Such as `1 plant` or `2 plants`.
+pub(super) fn count(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+/// Such as `1 plant, 2 tokens`.
+pub(super) fn counts(plants: u64, tokens: u64) -> String {
+    format!("{}, {}", count(plants, "plant"), count(tokens, "token"))
+}
+
 pub(super) fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string(value).map(|line| line + "\n")
 }
@@ -119,17 +130,17 @@ impl Unit {
 }
 
 /// A progress bar on standard error, if that is a terminal.
-pub(super) struct Progress(ProgressBar);
+pub(super) struct ProgressBar(indicatif::ProgressBar);
 
-impl Progress {
+impl ProgressBar {
     pub(super) fn new(what: &'static str, total: Option<u64>, unit: Unit) -> Self {
         let (bar, template) = match total {
             Some(total) => (
-                ProgressBar::new(total),
+                indicatif::ProgressBar::new(total),
                 "{msg:10} {bar:30} {done}/{total}  {rate}/s  {eta} left",
             ),
             None => (
-                ProgressBar::no_length(),
+                indicatif::ProgressBar::no_length(),
                 "{msg:10} {spinner} {done}  {elapsed}",
             ),
         };
@@ -177,7 +188,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressBar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
@@ -275,6 +286,12 @@ mod tests {
         let marks = "\u{301}".repeat(1_000_000);
         assert!(cut(&marks, 10).chars().count() <= 41);
         assert!(width(&cut(&"x".repeat(1_000_000), 10)) == 10);
+    }
+
+    #[test]
+    fn a_count_has_its_noun_in_the_singular_or_plural() {
+        assert_eq!(counts(0, 1), "0 plants, 1 token");
+        assert_eq!(counts(1, 2), "1 plant, 2 tokens");
     }
 
     #[test]

@@ -7,10 +7,11 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::cli::open_or_create;
 use crate::cli::terminal::{json_line, print, print_durably, table};
-use crate::config::{StoreSettings, duration, token_name};
+use crate::config::{StoreSettings, duration};
 use crate::store::{Mode, NewToken, Store, TokenRecord};
-use crate::token::Token;
+use crate::token::{Token, parse_name};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum TokenCommand {
@@ -27,7 +28,7 @@ Examples:
   plantstore token create ci --expires-in 90d --rate-limit 100 > ci.token")]
 pub(super) struct Create {
     /// Unique name: 1 to 64 letters, digits and . _ @ -
-    #[arg(value_parser = token_name)]
+    #[arg(value_parser = parse_name)]
     name: String,
 
     /// Time until the token expires, such as 90d or 12h [default: never]
@@ -59,7 +60,7 @@ pub(super) struct List {
 #[command(after_help = "Examples:\n  plantstore token revoke ci")]
 pub(super) struct Revoke {
     /// Name of the token
-    #[arg(value_parser = token_name)]
+    #[arg(value_parser = parse_name)]
     name: String,
 
     #[command(flatten)]
@@ -84,7 +85,7 @@ impl Create {
             .map(|time| Timestamp::now().checked_add(time));
         let expires_at = expires_at.transpose().context("--expires-in is too long")?;
         let token = Token::generate().context("cannot get random numbers")?;
-        let mut store = Store::open(&self.store.store, Mode::Create)?;
+        let mut store = open_or_create(&self.store.location, Mode::Create)?;
         if store.tokens()?.iter().any(|other| *other.name == **name) {
             bail!("a token named {name} already exists; choose another name");
         }
@@ -114,7 +115,7 @@ impl Create {
 
 impl List {
     fn run(self) -> anyhow::Result<()> {
-        let tokens = Store::open(&self.store.store, Mode::Read)?.tokens()?;
+        let tokens = Store::open(&self.store.location, Mode::Read)?.tokens()?;
         if self.json {
             let lines = tokens.iter().map(|token| json_line(&Listed::from(token)));
             return print(&lines.collect::<Result<String, _>>()?);
@@ -139,7 +140,7 @@ impl List {
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let name = self.name;
-        match Store::open(&self.store.store, Mode::Write)?.revoke_token(&name)? {
+        match Store::open(&self.store.location, Mode::Write)?.revoke_token(&name)? {
             Some(true) => eprintln!("{name} is revoked"),
             Some(false) => eprintln!("{name} was already revoked"),
             None => {

@@ -64,7 +64,7 @@ pub(super) struct Decoder {
     columns: Option<Columns>,
     header: Vec<u8>,
     row: Row,
-    /// Of the current row, as far as it has been read.
+    /// The lines of the current row that have been read.
     lines: Lines,
     bytes: usize,
     /// The line where the last quoted cell starts.
@@ -78,7 +78,7 @@ pub(super) struct Decoder {
 
 /// The positions of id, name and tag in a row.
 struct Columns {
-    places: [Option<usize>; 3],
+    positions: [Option<usize>; 3],
     len: usize,
 }
 
@@ -164,14 +164,14 @@ impl Decoder {
                 self.raw.extend_from_slice(&self.line);
             }
             if self.bytes > self.bytes_max && self.row.problem.is_none() {
-                let hint = match (self.row.at, self.quote_line) {
-                    (At::Quoted, line) => {
+                let hint = match (self.row.state, self.quote_line) {
+                    (State::Quoted, line) => {
                         format!("; the quote opened in line {line} may not be closed")
                     }
                     _ => String::new(),
                 };
                 let max = self.bytes_max;
-                self.row.give_up(format!("longer than {max} bytes{hint}"));
+                self.row.reject(format!("longer than {max} bytes{hint}"));
             }
             let quotes = self.row.quotes;
             let is_row_end = self.row.take(&self.line);
@@ -205,21 +205,21 @@ impl Columns {
             text.trim().to_lowercase()
         };
         let names: Vec<_> = header.cells.iter().map(name).collect();
-        let mut places = [None; 3];
-        for (column, place) in COLUMNS.iter().zip(&mut places) {
+        let mut positions = [None; 3];
+        for (column, position) in COLUMNS.iter().zip(&mut positions) {
             let mut found = names.iter().enumerate().filter(|(_, name)| name == column);
-            *place = found.next().map(|(place, _)| place);
+            *position = found.next().map(|(position, _)| position);
             if found.next().is_some() {
                 return Err(format!("the header has two columns `{column}`"));
             }
-            if place.is_none() && *column != "tag" {
+            if position.is_none() && *column != "tag" {
                 return Err(format!(
                     "there is no column `{column}`; a CSV file starts with a header such as id,name,tag"
                 ));
             }
         }
         let len = names.len();
-        Ok(Self { places, len })
+        Ok(Self { positions, len })
     }
 
     fn plant(&self, row: &mut Row, lines: Lines) -> Result<NewPlant, Rejection> {
@@ -248,7 +248,7 @@ impl Columns {
 
     fn read(&self, row: &mut Row) -> Result<NewPlant, String> {
         let mut text = |column: usize| {
-            let cell = self.places[column].and_then(|place| row.cells[place].take());
+            let cell = self.positions[column].and_then(|position| row.cells[position].take());
             let text = cell.map(String::from_utf8).transpose();
             text.map_err(|_| format!("{}: invalid UTF-8", COLUMNS[column]))
         };
@@ -263,23 +263,23 @@ struct Row {
     separator: u8,
     /// None if there is nothing in a cell, not even quotes.
     cells: Vec<Option<Vec<u8>>>,
-    /// The one that is being read.
+    /// The cell that is being read.
     cell: Vec<u8>,
     is_quoted: bool,
-    at: At,
+    state: State,
     /// The number of cells that started with a quote.
     quotes: usize,
     problem: Option<String>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum At {
+enum State {
     #[default]
     CellStart,
     Plain,
     Quoted,
     /// After a quote within a quoted cell: its end, or the first of two quotes that stand for one.
-    Quote,
+    QuoteInQuoted,
     /// After the closing quote and a carriage return.
     Closed,
 }
@@ -289,12 +289,12 @@ impl Row {
         self.cells.clear();
         self.cell.clear();
         self.is_quoted = false;
-        self.at = At::CellStart;
+        self.state = State::CellStart;
         self.problem = None;
     }
 
-    /// Keeps nothing of the row, which is still read to its end.
-    fn give_up(&mut self, problem: String) {
+    /// Records the problem and drops the cells. The row is still read to its end.
+    fn reject(&mut self, problem: String) {
         self.problem.get_or_insert(problem);
         self.cells.clear();
         self.cell.clear();
@@ -308,39 +308,39 @@ impl Row {
     /// Takes the next line, or a part of it. True at the end of the row.
     fn take(&mut self, line: &[u8]) -> bool {
         for &byte in line {
-            match (self.at, byte) {
-                (At::CellStart, b'"') => {
+            match (self.state, byte) {
+                (State::CellStart, b'"') => {
                     self.quotes += 1;
                     self.is_quoted = true;
-                    self.at = At::Quoted;
+                    self.state = State::Quoted;
                 }
-                (At::Quoted, b'"') => self.at = At::Quote,
-                (At::Quote, b'"') => {
-                    self.keep(b'"');
-                    self.at = At::Quoted;
+                (State::Quoted, b'"') => self.state = State::QuoteInQuoted,
+                (State::QuoteInQuoted, b'"') => {
+                    self.push(b'"');
+                    self.state = State::Quoted;
                 }
-                (At::Quoted, _) => self.keep(byte),
+                (State::Quoted, _) => self.push(byte),
                 (_, b'\n') => {
                     self.end(0);
                     return true;
                 }
                 (_, byte) if byte == self.separator => self.end_cell(),
-                (At::Quote, b'\r') => self.at = At::Closed,
-                (At::Quote | At::Closed, _) => {
+                (State::QuoteInQuoted, b'\r') => self.state = State::Closed,
+                (State::QuoteInQuoted | State::Closed, _) => {
                     let problem = "a cell continues after its closing quote; write a quote within a cell twice";
-                    self.give_up(problem.to_owned());
-                    self.at = At::Plain;
+                    self.reject(problem.to_owned());
+                    self.state = State::Plain;
                 }
-                (At::CellStart | At::Plain, _) => {
-                    self.keep(byte);
-                    self.at = At::Plain;
+                (State::CellStart | State::Plain, _) => {
+                    self.push(byte);
+                    self.state = State::Plain;
                 }
             }
         }
         false
     }
 
-    fn keep(&mut self, byte: u8) {
+    fn push(&mut self, byte: u8) {
         if self.problem.is_none() {
             self.cell.push(byte);
         }
@@ -350,23 +350,23 @@ impl Row {
         let cell = std::mem::take(&mut self.cell);
         let is_quoted = std::mem::take(&mut self.is_quoted);
         if self.cells.len() == CELLS_MAX {
-            self.give_up(format!("more than {CELLS_MAX} cells"));
+            self.reject(format!("more than {CELLS_MAX} cells"));
         }
         if self.problem.is_none() {
             self.cells
                 .push((is_quoted || !cell.is_empty()).then_some(cell));
         }
-        self.at = At::CellStart;
+        self.state = State::CellStart;
     }
 
     fn end(&mut self, quote_line: u64) {
-        if self.at == At::Quoted {
+        if self.state == State::Quoted {
             self.problem = None; // more precise than that the row is too long
-            self.give_up(format!(
+            self.reject(format!(
                 "the quote opened in line {quote_line} is never closed"
             ));
         }
-        if self.at == At::Plain && self.cell.ends_with(b"\r") {
+        if self.state == State::Plain && self.cell.ends_with(b"\r") {
             self.cell.pop();
         }
         self.end_cell();

@@ -160,7 +160,7 @@ fn is_comment(line: &[u8]) -> bool {
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// The first bytes of files that are not UTF-8 text, and what to do about them.
-const OTHERS: [(&[u8], &str); 4] = [
+const NON_TEXT_PREFIXES: [(&[u8], &str); 4] = [
     (b"\xff\xfe", "it is UTF-16; save it as UTF-8"),
     (b"\xfe\xff", "it is UTF-16; save it as UTF-8"),
     (b"\x1f\x8b", "it is compressed; unpack it first"),
@@ -191,7 +191,10 @@ impl<R: BufRead> Source<R> {
         self.bytes_read += read as u64;
         if is_first {
             let text = &into[start..];
-            if let Some((_, problem)) = OTHERS.iter().find(|(other, _)| text.starts_with(other)) {
+            if let Some((_, problem)) = NON_TEXT_PREFIXES
+                .iter()
+                .find(|(prefix, _)| text.starts_with(prefix))
+            {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, *problem));
             }
             if text.starts_with(BOM) {

@@ -43,19 +43,19 @@ pub(super) fn create_first_token(
 }
 
 /// Prints a command that adds a plant. Not a log line, so that it can be copied.
-pub(super) fn print_welcome(token_path: &Path, address: SocketAddr) {
+pub(super) fn print_example_request(token_path: &Path, address: SocketAddr) {
     let path = token_path
         .canonicalize()
         .unwrap_or_else(|_| token_path.to_owned());
     let path = shell_quoted(&path.display().to_string());
-    let welcome = format!(
+    let example = format!(
         "\nThis is a new store. Its first token is in {path}. Add a plant:\n\n\
          curl http://{address}/plants -H \"Authorization: Bearer $(cat {path})\" \
          -H 'Content-Type: application/json' \
          -d '{{\"id\":1,\"name\":\"Monstera\",\"tag\":\"indoor\"}}'\n\n\
          or in a browser: http://{address}/docs\n\n"
     );
-    logging::write_stderr(welcome);
+    logging::write_stderr(example);
 }
 
 fn write_token(path: &Path, token: &Token) -> anyhow::Result<()> {

@@ -192,7 +192,7 @@ pub(super) fn max_connections(settings: &Settings) -> anyhow::Result<usize> {
 /// File descriptors for everything but connections to the public listener.
 fn reserved_fds(settings: &Settings) -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let database_connections = match settings.store.store {
+    let database_connections = match settings.store.location {
         Location::Sqlite(_) => 0,
         Location::Postgres(_) => settings.store_connections + 1,
     };

@@ -81,11 +81,11 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         version = VERSION,
         %address,
         ops_address = ops_address.map(tracing::field::display),
-        store = %settings.store.store,
+        store = %settings.store.location,
         "listening"
     );
     if let Some(token_path) = first_token {
-        bootstrap::print_welcome(&token_path, reachable(address));
+        bootstrap::print_example_request(&token_path, reachable(address));
     }
 
     let draining = Draining::default();
@@ -118,7 +118,7 @@ struct Stores {
 }
 
 fn open_stores(settings: &Settings) -> anyhow::Result<Stores> {
-    let location = &settings.store.store;
+    let location = &settings.store.location;
     // Shorter than the timeout of the request, so that the client gets the store's reason.
     let timeout = settings.store_timeout * 7 / 8;
     let mut writers = Store::open_writers(location, settings.store_connections, timeout)?;
@@ -209,7 +209,7 @@ fn start_ops(
         queue_len: settings.max_queue,
         wal_bytes: settings.wal.max_wal_bytes,
     };
-    let ops = Ops::new(metrics, settings.store.store.clone(), limits);
+    let ops = Ops::new(metrics, settings.store.location.clone(), limits);
     let OpsListen::On(address) = settings.ops_listen else {
         return Ok((ops, None));
     };

@@ -82,7 +82,7 @@ pub(crate) struct Filter {
     /// Added before this time.
     pub until: Option<Timestamp>,
     pub tag: Option<TagFilter>,
-    /// The name contains this. ASCII letters match in either case; all other characters match exactly.
+    /// The name contains this. ASCII letters are case-insensitive; all other characters match exactly.
     pub name_contains: Option<String>,
 }
 

@@ -126,7 +126,7 @@ fn killing_the_server_during_a_backup_does_not_harm_the_backup() {
     server.kill();
     assert!(wait_for_exit(&mut backup).success());
     let said = run_ok(server.directory(), &["check", "plants.backup"]);
-    assert_eq!(said, "no damage: plants 300, tokens 1\n");
+    assert_eq!(said, "no damage found: 300 plants, 1 token\n");
     let directory = server.directory().to_owned();
     Server::start_in(&directory, &[]).add_ok(r#"{"id":1,"name":"x"}"#);
 }
@@ -143,7 +143,7 @@ fn a_killed_backup_leaves_no_file_and_the_next_one_is_complete() {
 
     run_ok(server.directory(), &["backup", "plants.backup"]);
     let said = run_ok(server.directory(), &["check", "plants.backup"]);
-    assert_eq!(said, "no damage: plants 301, tokens 1\n");
+    assert_eq!(said, "no damage found: 301 plants, 1 token\n");
     let files = files(server.directory());
     assert!(
         !files.iter().any(|name| name.contains("plantstore-tmp")),

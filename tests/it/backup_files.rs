@@ -90,7 +90,7 @@ fn only_a_backup_is_overwritten_and_only_with_force() {
     );
     run_ok(place, &["backup", "--force", "plants.backup"]);
     let said = run_ok(place, &["check", "plants.backup"]);
-    assert_eq!(said, "no damage: plants 2, tokens 1\n");
+    assert_eq!(said, "no damage found: 2 plants, 1 token\n");
 
     fs::write(place.join("notes.txt"), "Dear gardener").expect("a file");
     run_ok(
@@ -182,7 +182,7 @@ fn a_backup_is_one_file_readable_by_its_owner_only_and_no_command_changes_it() {
     assert_eq!(&before[68..72], b"Plnt");
 
     let store = &format!("sqlite:{name}")[..];
-    let sound = "no damage: plants 1, tokens 1\n";
+    let sound = "no damage found: 1 plant, 1 token\n";
     assert_eq!(run_ok(place, &["check", name]), sound);
     assert_eq!(run_ok(place, &["check", "--store", store]), sound);
     run_ok(place, &["token", "list", "--store", store]);
@@ -246,7 +246,7 @@ fn a_damaged_backup_or_another_file_is_not_restored() {
     flipped[at] ^= 1;
     let said = restore(&flipped);
     assert!(
-        said.contains("plants.backup is damaged, problems found: 1; nothing was changed"),
+        said.contains("plants.backup is damaged: 1 problem found; nothing was changed"),
         "{said}"
     );
     let said = restore(&backup[..backup.len() - 4096]);
@@ -429,7 +429,7 @@ fn a_replaced_store_is_kept_complete_and_its_wal_is_not_applied_to_the_new_one()
     // And restore the old store.
     assert_eq!(
         run_ok(place, &["check", &kept]),
-        "no damage: plants 3, tokens 1\n"
+        "no damage found: 3 plants, 1 token\n"
     );
     fs::create_dir(place.join("again")).expect("a directory");
     let again = "sqlite:again/plantstore.db";

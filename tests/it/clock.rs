@@ -88,12 +88,12 @@ fn a_clock_that_was_fifty_years_ahead_for_one_add_affects_no_other_plant() {
     for _ in 0..4 {
         let output = run(
             here,
-            &["list", "--limit", "1", "--json", "--before", &before],
+            &["list", "--limit", "1", "--json", "--cursor", &before],
         );
         let page: Value = serde_json::from_slice(&output.stdout).expect("one plant");
         pages.push(page["id"].as_i64().expect("an id"));
         let hint = String::from_utf8(output.stderr).expect("UTF-8");
-        if let Some((_, position)) = hint.trim().split_once("--before ") {
+        if let Some((_, position)) = hint.trim().split_once("--cursor ") {
             position.clone_into(&mut before);
         }
     }

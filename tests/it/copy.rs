@@ -164,7 +164,7 @@ fn tokens_with_the_same_id_stay_two_tokens(from: Kind, to: Kind) {
     assert!(said.contains("--force"), "{said}");
 
     let said = copied(place, from, to, &["--force"]);
-    assert_eq!(said, "copied and compared: plants 1500, tokens 1\n");
+    assert_eq!(said, "copied and compared: 1500 plants, 1 token\n");
     let both = [("alice", 0..1500), ("bob", 5000..5010)];
     assert_eq!(plants(place, to), expected(&both));
     assert_eq!(tokens(place, to).len(), 2);
@@ -326,7 +326,7 @@ fn a_plant_that_both_stores_have_keeps_the_token_that_added_it_to_each() {
     assert!(said.contains("bob"), "{said}");
     let said = copied(place, from, to, &["--force"]);
     assert!(said.contains("left unchanged"), "{said}");
-    assert!(said.ends_with("plants 4\n"), "{said}");
+    assert!(said.ends_with(": 4 plants\n"), "{said}");
     let by_bob = |(id, name, _)| (id, name, "bob".to_owned());
     let expected: Vec<_> = expected(&[("alice", 0..4)])
         .into_iter()

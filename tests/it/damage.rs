@@ -37,7 +37,7 @@ fn an_undamaged_store_passes_even_while_a_server_runs() {
     let server = Server::start();
     server.add_ok(PLANT);
     let said = run_ok(server.directory(), &["check"]);
-    assert_eq!(said, "no damage: plants 1, tokens 1\n");
+    assert_eq!(said, "no damage found: 1 plant, 1 token\n");
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_corrupted_plant_is_reported_and_its_replay_is_an_error() {
     flip(&directory.path().join("plantstore.db"), b"Monstera");
     let said = problems(directory.path());
     assert!(said.starts_with("plant 7: not what was stored\n"), "{said}");
-    assert!(said.contains("problems found: 1; restore"), "{said}");
+    assert!(said.contains("1 problem found; restore"), "{said}");
 
     let server = Server::start_in(directory.path(), &[]);
     let response = server.add(PLANT);

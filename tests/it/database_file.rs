@@ -165,11 +165,11 @@ fn a_store_of_the_previous_version_is_upgraded_and_keeps_its_order() {
     for (limit, page) in [("1", vec![5, 1, 2, 3]), ("3", vec![2, 3])] {
         let first = run(directory.path(), &["list", "--limit", limit]);
         let hint = String::from_utf8(first.stderr).expect("UTF-8");
-        let (_, position) = hint.trim().split_once("--before ").expect("a position");
-        assert_eq!(listed(directory.path(), &["--before", position]), page);
+        let (_, position) = hint.trim().split_once("--cursor ").expect("a position");
+        assert_eq!(listed(directory.path(), &["--cursor", position]), page);
     }
     let position = "2023-11-14T22:13:19.998Z/2";
-    assert_eq!(listed(directory.path(), &["--before", position]), [3]);
+    assert_eq!(listed(directory.path(), &["--cursor", position]), [3]);
     assert_eq!(
         run_ok(directory.path(), &["export"]).lines().count(),
         5,
@@ -197,7 +197,7 @@ fn a_backup_of_the_previous_version_is_read_and_restored_but_not_changed() {
         assert!(said.contains(expected), "{command:?}: {said}");
     }
     let said = run_ok(directory.path(), &["check", "old.backup"]);
-    assert_eq!(said, "no damage: plants 3, tokens 1\n");
+    assert_eq!(said, "no damage found: 3 plants, 1 token\n");
     assert_eq!(fs::read(&path).expect("a file"), before);
 
     run_ok(

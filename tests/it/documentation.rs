@@ -231,7 +231,7 @@ fn the_documented_deletion_frees_the_id() {
     server.add_ok(r#"{"id":1,"name":"z"}"#);
     assert_eq!(
         run_ok(directory.path(), &["check"]),
-        "no damage: plants 2, tokens 1\n"
+        "no damage found: 2 plants, 1 token\n"
     );
 }
 

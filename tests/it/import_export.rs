@@ -24,6 +24,15 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
+/// Standard error, without the line that reports a new store.
+fn stderr_of(output: &Output) -> String {
+    let stderr = text(&output.stderr);
+    let created = stderr
+        .split_once('\n')
+        .filter(|(first, _)| first.starts_with("created the store "));
+    created.map_or(stderr.clone(), |(_, rest)| rest.to_owned())
+}
+
 /// Imports this text; returns the output.
 fn import(directory: &Path, name: &str, content: impl AsRef<[u8]>, flags: &[&str]) -> Output {
     fs::write(directory.join(name), content).expect("a file");
@@ -116,7 +125,7 @@ fn problems_are_reported_by_line_and_the_rest_is_stored() {
         "added 3, replayed 1, conflict 1, invalid 2\n"
     );
     assert_eq!(
-        text(&output.stderr),
+        stderr_of(&output),
         "line 3: id: missing
 line 5: id: belongs to a different plant
 line 7: id: expected an integer, found text; name: missing
@@ -144,7 +153,7 @@ fn a_shifted_row_is_not_stored_as_another_plant() {
         "added 1, replayed 0, conflict 0, invalid 2\n"
     );
     assert_eq!(
-        text(&output.stderr),
+        stderr_of(&output),
         "line 2: 6 cells, and the header has 5; quote a cell that contains a separator
 line 4: 4 cells, and the header has 5; a cell may be empty, but not left out
 plantstore: 2 plants rejected; correct the input and run the command again\n"
@@ -172,7 +181,7 @@ fn a_stray_quote_is_reported_with_the_lines_that_it_swallows() {
         text(&output.stdout),
         "added 2, replayed 0, conflict 0, invalid 5\n"
     );
-    let said = text(&output.stderr);
+    let said = stderr_of(&output);
     assert!(
         said.starts_with("lines 3-7: a cell continues after"),
         "{said}"
@@ -185,7 +194,7 @@ fn a_stray_quote_is_reported_with_the_lines_that_it_swallows() {
         text(&output.stdout),
         "added 0, replayed 1, conflict 0, invalid 6\n"
     );
-    let said = text(&output.stderr);
+    let said = stderr_of(&output);
     let expected = "lines 3-8: the quote opened in line 3 is never closed\n";
     assert!(said.starts_with(expected), "{said}");
 }
@@ -221,7 +230,7 @@ fn rejected_rows_can_be_corrected_and_imported() {
         let rejects = format!("rejects-{name}");
         let output = import(place, name, content, &["--rejects", &rejects]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let said = text(&output.stderr);
+        let said = stderr_of(&output);
         let expected =
             format!("rejected; correct {rejects} and run `plantstore import {rejects}`\n");
         assert!(said.ends_with(&expected), "{said}");
@@ -282,7 +291,7 @@ fn rejected_rows_are_complete_however_long_they_are() {
         text(&output.stdout),
         "added 0, replayed 0, conflict 0, invalid 4999\n"
     );
-    let said = text(&output.stderr);
+    let said = stderr_of(&output);
     assert!(
         said.starts_with("lines 2-5000: the quote opened in line 2"),
         "{said}"
@@ -320,7 +329,7 @@ fn a_file_for_rejected_rows_must_be_new() {
     ] {
         let output = import(place, "a.csv", FAULTY, &["--rejects", rejects]);
         assert_eq!(output.status.code(), Some(code), "{rejects}: {output:?}");
-        assert!(text(&output.stderr).contains(expected), "{output:?}");
+        assert!(stderr_of(&output).contains(expected), "{output:?}");
         assert!(output.stdout.is_empty(), "{output:?}");
     }
     assert_eq!(
@@ -333,7 +342,7 @@ fn a_file_for_rejected_rows_must_be_new() {
         let output = import(place, "a.csv", FAULTY, &flags);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(
-            text(&output.stderr).contains("belongs to the store"),
+            stderr_of(&output).contains("belongs to the store"),
             "{output:?}"
         );
     }
@@ -372,7 +381,7 @@ fn an_export_for_spreadsheets_has_no_formulas() {
     assert_eq!(export(&["--spreadsheet-safe"]), safe);
     let output = run(place, &["export", "--spreadsheet-safe"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("--format csv"), "{output:?}");
+    assert!(stderr_of(&output).contains("--format csv"), "{output:?}");
     assert!(output.stdout.is_empty());
 }
 
@@ -393,7 +402,7 @@ fn a_strict_import_stores_the_plants_before_the_first_problem() {
         let expected = format!(
             "{problem}\nplantstore: stopped at the first problem (--strict); correct it and run the command again\n"
         );
-        assert_eq!(text(&output.stderr), expected);
+        assert_eq!(stderr_of(&output), expected);
     }
     let directory = directory();
     let output = import(directory.path(), "a.ndjson", many(0..9000), &["--strict"]);
@@ -410,7 +419,7 @@ fn after_a_hundred_problems_the_rest_is_counted() {
     let directory = directory();
     let output = import(directory.path(), "a.ndjson", "{}\n".repeat(9000), &[]);
     assert_eq!(output.status.code(), Some(1));
-    let reported = text(&output.stderr);
+    let reported = stderr_of(&output);
     let reported: Vec<_> = reported.lines().collect();
     assert_eq!(reported.len(), 102);
     assert_eq!(reported[99], "line 100: id: missing; name: missing");
@@ -446,9 +455,9 @@ fn a_dry_run_reports_the_same_and_stores_nothing() {
         assert_eq!(text(&output.stdout), summary);
         assert_eq!(output.status.code(), Some(1));
     }
-    let reported = text(&real.stderr).replace("plants rejected", "plants would be rejected");
-    assert_eq!(text(&dry.stderr), reported);
-    assert_eq!(text(&dry_online.stderr), reported);
+    let reported = stderr_of(&real).replace("plants rejected", "plants would be rejected");
+    assert_eq!(stderr_of(&dry), reported);
+    assert_eq!(stderr_of(&dry_online), reported);
 }
 
 #[test]
@@ -477,7 +486,7 @@ fn imported_plants_belong_to_a_token_without_access() {
     let secret = server.token();
     let output = import(here, "a.ndjson", "", &["--token", &secret]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("the name of a token"));
+    assert!(stderr_of(&output).contains("the name of a token"));
 }
 
 #[test]
@@ -602,7 +611,7 @@ fn an_import_leaves_a_running_server_its_share() {
     }
     let output = child.wait_with_output().expect("a child");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).starts_with("line 8: id: belongs to a different plant\n"));
+    assert!(stderr_of(&output).starts_with("line 8: id: belongs to a different plant\n"));
     assert_eq!(
         text(&output.stdout),
         "added 29999, replayed 0, conflict 1, invalid 0\n"
@@ -637,7 +646,7 @@ fn an_exported_file_is_complete_or_absent() {
     );
     let failed = run(directory.path(), &["export", "nowhere/out.ndjson"]);
     assert_eq!(failed.status.code(), Some(1));
-    assert!(text(&failed.stderr).contains("cannot find the directory of nowhere/out.ndjson"));
+    assert!(stderr_of(&failed).contains("cannot find the directory of nowhere/out.ndjson"));
     assert_eq!(
         run(directory.path(), &["export", "."]).status.code(),
         Some(1)
@@ -646,7 +655,7 @@ fn an_exported_file_is_complete_or_absent() {
 
     let output = run(directory.path(), &["export", "out.ndjson"]);
     assert!(output.status.success() && output.stdout.is_empty());
-    assert_eq!(text(&output.stderr), "exported: plants 20000\n");
+    assert_eq!(stderr_of(&output), "exported 20000 plants\n");
     assert_eq!(fs::read_to_string(&place).expect("a file"), many(0..20_000));
     let mode = fs::metadata(&place).expect("a file").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -700,12 +709,12 @@ fn unreadable_input_is_an_error_with_a_reason() {
             Some(code),
             "{arguments:?}: {output:?}"
         );
-        assert!(text(&output.stderr).contains(expected), "{output:?}");
+        assert!(stderr_of(&output).contains(expected), "{output:?}");
     }
     let output = import(directory.path(), "a.csv", "1,Rose\n", &[]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(
-        text(&output.stderr),
+        stderr_of(&output),
         "plantstore: cannot read a.csv to the end: line 1: there is no column `id`; \
          a CSV file starts with a header such as id,name,tag\n"
     );
@@ -714,7 +723,7 @@ fn unreadable_input_is_an_error_with_a_reason() {
         &["export", "--store", "sqlite:missing.db"],
     );
     assert_eq!(missing.status.code(), Some(1));
-    assert!(text(&missing.stderr).contains("there is no store"));
+    assert!(stderr_of(&missing).contains("there is no store"));
 }
 
 /// An import under `strace`, which can make its system calls fail.

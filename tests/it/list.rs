@@ -106,7 +106,7 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
         loop {
             let mut arguments = [&["list", "--limit", "3", "--json"], filter].concat();
             if let Some(before) = &before {
-                arguments.extend(["--before", before]);
+                arguments.extend(["--cursor", before]);
             }
             let output = run(server.directory(), &arguments);
             assert!(output.status.success(), "{output:?}");
@@ -116,7 +116,7 @@ fn pages_follow_each_other_without_a_gap_or_a_repetition() {
                 seen.push(line["id"].as_i64().expect("an id"));
             }
             let hint = String::from_utf8(output.stderr).expect("UTF-8");
-            let Some((more, place)) = hint.trim().split_once(": the same with --before ") else {
+            let Some((more, place)) = hint.trim().split_once(": the same with --cursor ") else {
                 assert_eq!(hint, "");
                 break;
             };
@@ -197,7 +197,7 @@ fn an_empty_list_says_so_on_standard_error() {
         &["--name", "ivy"],
         &["--since", "9999-01-01"],
         &["--until", "2026-01-01"],
-        &["--before", "2026-01-01T00:00:00Z/0"],
+        &["--cursor", "2026-01-01T00:00:00Z/0"],
     ] {
         let (found, said) = list(&[filter, &["--json"]].concat());
         assert_eq!((&*found, &*said), ("", "no plants match\n"), "{filter:?}");
@@ -238,7 +238,7 @@ fn rare_plants_are_found_among_many_others() {
     let mut seen = HashSet::new();
     let mut before = "9999-01-01T00:00:00Z/0/9223372036854775807".to_owned();
     for _ in 0..5 {
-        let arguments = ["list", "--limit", "7000", "--before", &before, "--json"];
+        let arguments = ["list", "--limit", "7000", "--cursor", &before, "--json"];
         let output = run(server.directory(), &arguments);
         let page = String::from_utf8(output.stdout).expect("UTF-8");
         for line in page.lines() {
@@ -246,7 +246,7 @@ fn rare_plants_are_found_among_many_others() {
             assert!(seen.insert(line["id"].as_i64()));
         }
         let hint = String::from_utf8(output.stderr).expect("UTF-8");
-        if let Some((_, place)) = hint.trim().split_once("--before ") {
+        if let Some((_, place)) = hint.trim().split_once("--cursor ") {
             place.clone_into(&mut before);
         }
     }
@@ -469,7 +469,7 @@ fn a_damaged_plant_is_reported_and_not_shown() {
     run_ok(server.directory(), &["get", "8"]);
     let said = failure(server.directory(), &["stats"]);
     assert!(
-        said.contains("damaged plants: 1; run `plantstore check`"),
+        said.contains("1 damaged plant found; run `plantstore check`"),
         "{said}"
     );
 
@@ -529,9 +529,9 @@ fn invalid_arguments_are_usage_errors_and_create_no_store() {
         &["list", "--limit", "-1"],
         &["list", "--since", "soon"],
         &["list", "--since", ""],
-        &["list", "--before", "x/y"],
-        &["list", "--before", "2026-11-15"],
-        &["list", "--before", "2026-11-15T12:00:00Z/"],
+        &["list", "--cursor", "x/y"],
+        &["list", "--cursor", "2026-11-15"],
+        &["list", "--cursor", "2026-11-15T12:00:00Z/"],
         &["get"],
         &["stats", "now"],
     ] {

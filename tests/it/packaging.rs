@@ -338,7 +338,7 @@ fn the_backup_unit_makes_a_backup_per_day_and_deletes_old_ones() {
     let backup = bash(directory.path(), "ls plantstore-backup/plants-*.backup");
     assert_eq!(
         run_ok(directory.path(), &["check", backup.trim()]),
-        "no damage: plants 0, tokens 1\n"
+        "no damage found: 0 plants, 1 token\n"
     );
 }
 

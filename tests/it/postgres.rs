@@ -363,7 +363,7 @@ fn a_store_is_migrated_to_postgresql_and_back_completely() {
     for _ in 0..2 {
         let copied = copy(here, &there);
         let said = String::from_utf8_lossy(&copied.stderr).into_owned();
-        assert_eq!(said, "copied and compared: plants 2501, tokens 2\n");
+        assert_eq!(said, "copied and compared: 2501 plants, 2 tokens\n");
     }
     // An interrupted copy is continued.
     sql(&there, "DELETE FROM plantstore.plants WHERE id % 3 = 0");
@@ -378,7 +378,7 @@ fn a_store_is_migrated_to_postgresql_and_back_completely() {
     assert_eq!(listed(here), listed("sqlite:back.db"));
     assert_eq!(
         run_ok(directory.path(), &["check", "--store", "sqlite:back.db"]),
-        "no damage: plants 2501, tokens 2\n"
+        "no damage found: 2501 plants, 2 tokens\n"
     );
 
     sql(

@@ -38,6 +38,23 @@ fn create_prints_the_token_and_nothing_else_and_it_works_at_once() {
 }
 
 #[test]
+fn a_command_that_creates_a_store_says_so() {
+    let directory = directory();
+    fs::write(directory.path().join("plants.csv"), "id,name\n1,Fern\n").expect("a file");
+    for (file, arguments) in [
+        ("a.db", &["token", "create", "ci"][..]),
+        ("b.db", &["import", "plants.csv"]),
+    ] {
+        let store = format!("sqlite:{file}");
+        let arguments = [arguments, &["--store", &store]].concat();
+        let output = run(directory.path(), &arguments);
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(said, format!("created the store {store}\n"));
+    }
+}
+
+#[test]
 fn a_token_that_was_just_rejected_works_as_soon_as_it_is_created() {
     // Rejections must not be cached: the client may know the token before the store does.
     let directory = directory();

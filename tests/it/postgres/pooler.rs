@@ -78,7 +78,7 @@ fn every_command_works_through_a_pooler_in_transaction_mode() {
         (&["get", "1"], "Fern"),
         (&["stats"], "2"),
         (&["export"], r#"{"id":2,"name":"Ivy","tag":"shade"}"#),
-        (&["check"], "no damage: plants 2, tokens 2"),
+        (&["check"], "no damage found: 2 plants, 2 tokens"),
     ] {
         run_ok(
             directory.path(),

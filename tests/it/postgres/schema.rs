@@ -226,7 +226,7 @@ fn a_database_of_the_previous_version_is_moved_into_our_schema_by_concurrent_nod
         Server::start_in(directory.path(), &["--store", &owner]).add_ok(BODY);
         assert_eq!(
             run_ok(directory.path(), &["check"]),
-            "no damage: plants 2, tokens 2\n"
+            "no damage found: 2 plants, 2 tokens\n"
         );
         // An earlier version finds an unknown version and creates no tables.
         let marker = format!("SELECT max(version)::TEXT FROM {quoted}.plantstore_schema");
