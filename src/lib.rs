@@ -25,6 +25,7 @@ mod metrics;
 mod ops;
 mod plant;
 mod server;
+mod sqlite_format;
 mod store;
 mod token;
 mod version;

@@ -1,6 +1,6 @@
 -- One row. The identity tells stores apart. `clean` is 0 from the start of a server to its end: a database that says 0 is
 -- incomplete without its WAL, unless the lock file shows otherwise. `wal_cycle` is raised by one of the first transactions
--- whenever the WAL starts from its beginning, so that the WAL holds the identity of its store (src/store/sqlite/session.rs).
+-- whenever the WAL starts from its beginning, so that the WAL holds the identity of its store (src/store/sqlite/lock.rs).
 CREATE TABLE store (
     id        INTEGER PRIMARY KEY CHECK (id = 1),
     identity  BLOB    NOT NULL,

@@ -17,6 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["store"],
     &["plant", "token", "metrics", "logging"],
     &["fs", "version"],
+    &["sqlite_format"],
 ];
 
 fn layer(module: &str) -> usize {

@@ -14,12 +14,13 @@ use rusqlite::ffi::SQLITE_IOERR_WRITE;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::fs::{
-    AtomicFile, Content, JournalMode, Replace, WriteError, failed_to, give_to_owner_of,
-    is_same_file, sync_directory_of, with_suffix,
+    AtomicFile, Replace, WriteError, failed_to, give_to_owner_of, is_same_file, sync_directory_of,
+    with_suffix,
 };
+use crate::sqlite_format::{Content, JournalMode};
 use crate::store::error::{OpenError, SaveError, StoreError};
-use crate::store::sqlite::session::{Lock, State, set_clean};
-use crate::store::sqlite::{Sqlite, open};
+use crate::store::sqlite::lock::{Lock, State, set_clean};
+use crate::store::sqlite::{Sqlite, connection, open};
 use crate::store::types::Location;
 
 /// The pages of 4 KiB that are copied between two pauses, and how many times as long as the work a pause is. Pauses are short, because
@@ -136,12 +137,13 @@ pub(super) fn open_to_fill(path: &Path) -> Result<Connection, OpenError> {
 /// Opens a file that is synced by us, and deleted if anything fails.
 fn open_scratch(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags).map_err(open::unusable(path))?;
+    let connection =
+        Connection::open_with_flags(path, flags).map_err(connection::unusable(path))?;
     let pragmas =
         "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA locking_mode = EXCLUSIVE";
     connection
         .execute_batch(pragmas)
-        .map_err(open::unusable(path))?;
+        .map_err(connection::unusable(path))?;
     Ok(connection)
 }
 
@@ -204,7 +206,7 @@ impl Restoration {
             _ => {}
         }
         let from = File::open(backup).map_err(failed_to("read", backup))?;
-        let real = open::real(store)?;
+        let real = connection::real(store)?;
         if is_same_file(from.metadata(), fs::metadata(&real)) {
             return Err(WriteError::OwnFile(name(backup)).into());
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 use crate::store::error::StoreError;
-use crate::store::sqlite::open;
+use crate::store::sqlite::connection;
 
 /// A checkpoint is due whenever the WAL has grown by this many frames of 4 KiB.
 const CHECKPOINT_FRAMES: i32 = 1000;
@@ -175,7 +175,7 @@ impl Drop for Checkpointer {
 pub(super) fn reset(connection: &Connection) -> Result<bool, StoreError> {
     connection.busy_timeout(READER_TIMEOUT)?;
     let is_reset = checkpoint(connection, "TRUNCATE");
-    connection.busy_timeout(open::BUSY_TIMEOUT)?;
+    connection.busy_timeout(connection::BUSY_TIMEOUT)?;
     match is_reset {
         Err(StoreError::Busy(_)) => Ok(false),
         other => other,
@@ -191,10 +191,10 @@ pub(super) fn passive(connection: &Connection) -> Result<(), StoreError> {
 }
 
 fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, StoreError> {
-    let done = open::checkpoint(connection, mode).map_err(StoreError::from);
+    let done = connection::checkpoint(connection, mode).map_err(StoreError::from);
     if let Err(StoreError::Fatal(_)) = &done {
         // After a failed fsync another one may claim success, so closing must not run a checkpoint.
-        open::run_checkpoint_on_close(connection, false)?;
+        connection::run_checkpoint_on_close(connection, false)?;
     }
     done
 }

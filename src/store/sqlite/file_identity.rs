@@ -13,9 +13,10 @@ use jiff::Timestamp;
 use rusqlite::{Connection, Error};
 
 use crate::fs::{directory_of, with_suffix};
+use crate::sqlite_format::{LOCK_BYTE, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN, WAL_MAGIC};
 use crate::store::error::{SaveError, chain};
 use crate::store::sqlite::backup::{BackupFile, copy_pages};
-use crate::store::sqlite::open::checkpoint;
+use crate::store::sqlite::connection::checkpoint;
 
 /// The time between two checks, unless a checkpoint is due.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -57,9 +58,6 @@ const NEW_FRAMES_STEP: usize = 16;
 
 /// Another process may be writing to the WAL, so a problem is reported only if it is found this many times.
 const ATTEMPTS: usize = 3;
-
-/// The first bytes of a WAL; one bit of the next byte is the byte order of its checksums.
-const WAL_MAGIC: [u8; 3] = [0x37, 0x7f, 0x06];
 
 /// What happened to the files while they were in use.
 #[derive(Debug, PartialEq, Eq)]
@@ -199,8 +197,6 @@ impl FileIdentity {
     /// False if the database file has a hole: after a truncation a checkpoint goes on writing beyond its end. The same pages are checked
     /// each time, until the database is twice as large, so that they are cached.
     fn has_pages(&self) -> bool {
-        /// SQLite never writes the page with this byte.
-        const LOCK_BYTE: u64 = 1 << 30;
         let size = self.page.len() as u64;
         let pages = self.written_len / size;
         let distance = (pages / PAGE_SAMPLES).next_power_of_two().max(1);
@@ -269,7 +265,7 @@ impl FileIdentity {
             .take_while(|frame| *frame > 0);
         let marked = self.wal_mark.filter(|(_, marked)| *marked == salts);
         let new = marked.map_or(1, |(frame, _)| frame)..=wal_frames;
-        let has_all = header.starts_with(&WAL_MAGIC)
+        let has_all = header.starts_with(&WAL_MAGIC.to_be_bytes()[..3])
             && samples.chain(new.step_by(NEW_FRAMES_STEP)).all(has_frame);
         if has_all {
             self.wal_mark = Some((wal_frames, salts));
@@ -283,10 +279,9 @@ impl FileIdentity {
 
     /// Frames are numbered from 1.
     fn offset_of_frame(&self, frame: i32) -> u64 {
-        const HEADER: u64 = 32;
-        const FRAME_HEADER: u64 = 24;
         let frames_before = u64::try_from(frame - 1).unwrap_or_default();
-        HEADER + frames_before * (FRAME_HEADER + self.page.len() as u64)
+        let frame_len = WAL_FRAME_HEADER_LEN + self.page.len();
+        WAL_HEADER_LEN as u64 + frames_before * frame_len as u64
     }
 }
 

@@ -3,11 +3,12 @@
 mod backup;
 mod checkpoint;
 mod clock;
+mod connection;
 mod file_identity;
+mod lock;
 mod open;
 mod query;
 mod rows;
-mod session;
 mod tokens;
 mod verify;
 mod wal_check;
@@ -30,8 +31,8 @@ use crate::store::error::{OpenError, StoreError, chain, failed_to};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::file_identity::FileIdentity;
+use crate::store::sqlite::lock::{ServedStore, State};
 use crate::store::sqlite::rows::{PlantRow, select_plants};
-use crate::store::sqlite::session::{ServedStore, State};
 use crate::store::sqlite::wal_limit::WalLimit;
 use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
@@ -60,7 +61,7 @@ impl Drop for Sqlite {
     fn drop(&mut self) {
         if self.served.is_some() && !self.has_failed {
             // If that fails, the next start needs the WAL or the lock file, as after a kill.
-            let _ = session::set_clean(&self.connection, true);
+            let _ = lock::set_clean(&self.connection, true);
         }
     }
 }
@@ -99,10 +100,10 @@ impl Sqlite {
         served: Option<ServedStore>,
         path: &Path,
     ) -> Result<Self, OpenError> {
-        clock::compare_with(rows::newest(&connection).map_err(open::unusable(path))?);
+        clock::compare_with(rows::newest(&connection).map_err(connection::unusable(path))?);
         let mut store = Self::new(connection);
         store.served = served;
-        if let Some(state) = State::read(&store.connection).map_err(open::unusable(path))? {
+        if let Some(state) = State::read(&store.connection).map_err(connection::unusable(path))? {
             let database = open::file(path)?;
             let files = FileIdentity::new(&store.connection, path, database, state.identity);
             store.files = Some(files.map_err(failed_to("read the files of", path))?);

@@ -4,25 +4,24 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rusqlite::config::DbConfig;
-use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
-use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::fs::{
-    APPLICATION_ID, Content, create_empty, database_of_sidecar, open_existing, orphan_of,
-    resolve_links, sync_directory_of, with_suffix,
+    create_empty, database_of_sidecar, open_existing, orphan_of, sync_directory_of, with_suffix,
 };
+use crate::sqlite_format::{APPLICATION_ID, Content};
 use crate::store::error::{OpenError, failed_to};
+use crate::store::sqlite::connection::{
+    BUSY_TIMEOUT, checkpoint, real, run_checkpoint_on_close, unusable,
+};
+use crate::store::sqlite::lock::{self, Lock, ServedStore};
 use crate::store::sqlite::rows;
-use crate::store::sqlite::session::{self, Damage, Lock, ServedStore};
+use crate::store::sqlite::wal_check::{Damage, check_wal};
 use crate::store::types::FileSizes;
-
-/// How long to wait for another process, such as `plantstore token create`, to end its transaction.
-pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The schema, one step per version. A released step is never changed.
 const MIGRATIONS: [&str; 4] = [
@@ -56,7 +55,7 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, ServedStore), OpenEr
         Err(source) => return Err(unusable(path)(source)),
     }
     served.record_batch(rows::last_batch(&connection).map_err(unusable(path))?);
-    session::require_wal(&connection).map_err(unusable(path))?;
+    lock::require_wal(&connection).map_err(unusable(path))?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     Ok((connection, served))
 }
@@ -93,7 +92,7 @@ pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
     if !path.exists() {
         return Err(OpenError::NoFile(name));
     }
-    session::check_wal(&real(path)?, Damage::Accepted)?;
+    check_wal(&real(path)?, Damage::Accepted)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     match is_in_backup_mode(&connection, path) {
@@ -118,7 +117,7 @@ pub(super) fn switch_to_rollback_journal(path: &Path) -> Result<(), OpenError> {
         other => other?,
     };
     if version(&connection, path)? >= VERSION_WITH_STATE {
-        session::set_clean(&connection, true).map_err(unusable(path))?;
+        lock::set_clean(&connection, true).map_err(unusable(path))?;
     }
     match set_and_read_back(&connection, "journal_mode = DELETE", "delete", path) {
         Err(OpenError::Pragma { path, .. }) => Err(OpenError::InUse(path)),
@@ -133,11 +132,11 @@ pub(in crate::store) fn accept_loss(path: &Path) -> Result<(), OpenError> {
     }
     let real = real(path)?;
     check_no_orphan(&real)?;
-    session::check_wal(&real, Damage::Accepted)?;
+    check_wal(&real, Damage::Accepted)?;
     let lock = Lock::take(&real)?;
     let mut connection = connect_unchecked(path)?;
     upgrade(&mut connection, path)?;
-    session::set_clean(&connection, true).map_err(unusable(path))?;
+    lock::set_clean(&connection, true).map_err(unusable(path))?;
     lock.forget_batch();
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     drop(connection);
@@ -160,7 +159,7 @@ pub(super) fn create(path: &Path) -> Result<(), OpenError> {
                 database: database.display().to_string(),
             });
         }
-        if session::was_served(&real) {
+        if lock::was_served(&real) {
             return Err(OpenError::DatabaseMissing {
                 path: path.display().to_string(),
                 lock: with_suffix(&real, "-lock").display().to_string(),
@@ -185,23 +184,10 @@ fn check_no_orphan(real: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Runs a checkpoint. False if a reader prevented it from completing.
-pub(super) fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, rusqlite::Error> {
-    connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
-        let busy: bool = row.get(0)?;
-        Ok(!busy)
-    })
-}
-
 /// Makes the names of the database and of its WAL survive a power failure. SQLite syncs the directory of a new WAL too, but ignores
 /// the result.
 fn sync_names(path: &Path) -> Result<(), OpenError> {
     sync_directory_of(&real(path)?).map_err(failed_to("sync the directory of", path))
-}
-
-/// The path of the file itself, which need not exist yet: SQLite keeps its WAL next to that.
-pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
-    resolve_links(path).map_err(failed_to("find", path))
 }
 
 pub(in crate::store) fn file_sizes(path: &Path) -> io::Result<FileSizes> {
@@ -238,21 +224,11 @@ fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
     let real = real(path)?;
     check_no_orphan(&real)?;
     check_one_name(&real)?;
-    session::check_wal(&real, Damage::Rejected)?;
+    check_wal(&real, Damage::Rejected)?;
     let connection = connect_unchecked(path)?;
-    session::check_complete(&connection, &real)?;
+    lock::check_complete(&connection, &real)?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
     Ok(connection)
-}
-
-/// SQLite runs a checkpoint and deletes the WAL when the last connection is closed. That must not happen while it is unknown whether
-/// database and WAL are undamaged and belong together, nor after a failed fsync.
-pub(super) fn run_checkpoint_on_close(
-    connection: &Connection,
-    run: bool,
-) -> Result<(), rusqlite::Error> {
-    let setting = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-    connection.set_db_config(setting, !run).map(drop)
 }
 
 /// Connects without checking the WAL first, and without a checkpoint at the end.
@@ -392,23 +368,5 @@ fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
             found,
             known: VERSION.into(),
         }),
-    }
-}
-
-pub(super) fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
-    let path = path.display().to_string();
-    let shared_memory = |error: &rusqlite::Error| {
-        let code = error.sqlite_error().map(|error| error.extended_code);
-        code == Some(SQLITE_IOERR_SHMSIZE)
-    };
-    move |source| match source.sqlite_error_code() {
-        _ if shared_memory(&source) => OpenError::Full(path),
-        Some(ErrorCode::NotADatabase) => OpenError::NotOurs(path),
-        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
-            OpenError::NotWritable { path, source }
-        }
-        Some(ErrorCode::DatabaseBusy) => OpenError::InUse(path),
-        Some(ErrorCode::DiskFull) => OpenError::Full(path),
-        _ => OpenError::Sqlite { path, source },
     }
 }

@@ -6,7 +6,7 @@ use rusqlite::{Connection, Error, ErrorCode, Row};
 
 use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{plant, select_plants, token};
-use crate::store::sqlite::{Sqlite, open};
+use crate::store::sqlite::{Sqlite, connection};
 use crate::store::types::{Checked, Finding};
 
 /// The number of plants between two reports.
@@ -18,7 +18,7 @@ impl Sqlite {
     pub(crate) fn check(&mut self, report: Report<'_>) -> Result<Checked, StoreError> {
         // Nothing is written to a disk that may be damaged: closing must not run a checkpoint.
         let connection = &self.connection;
-        open::run_checkpoint_on_close(connection, false)?;
+        connection::run_checkpoint_on_close(connection, false)?;
         check_structure(connection, report)?;
         // For each token that added plants, one of the plants.
         let mut added_by = HashMap::new();

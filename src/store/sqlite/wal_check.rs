@@ -8,21 +8,106 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-const MAGIC: u32 = 0x377f_0682;
-const HEADER: usize = 32;
-const FRAME_HEADER: usize = 24;
-const PAGE: u32 = 4096;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use rusqlite::{Connection, Error, OpenFlags};
 
-/// The page with this byte is never used: SQLite locks its bytes.
-const LOCK_BYTE: u64 = 0x4000_0000;
+use crate::fs::with_suffix;
+use crate::sqlite_format::{
+    Content, LOCK_BYTE, PAGE_LEN, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN, WAL_MAGIC,
+};
+use crate::store::error::{OpenError, failed_to};
+use crate::store::sqlite::connection::{is_empty, run_checkpoint_on_close};
+use crate::store::sqlite::lock::{LastBatch, Lock, State};
 
 /// A command may be writing while this reads, so damage is reported only if it is found this many times.
 const ATTEMPTS: usize = 3;
 
+/// Everything that must be encoded in the path of a URI.
+const ENCODED: AsciiSet = NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'.')
+    .remove(b'-')
+    .remove(b'_');
+
+/// Whether a damaged WAL may be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Damage {
+    Accepted,
+    Rejected,
+}
+
+/// Checks that the WAL next to a database belongs to it: SQLite would apply any. Nothing is changed, whatever is found.
+///
+/// While the store is served this is not checked: then the WAL changes all the time, and it was checked at the start.
+pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
+    let wal = with_suffix(store, "-wal");
+    if is_empty(&wal) {
+        return Ok(());
+    }
+    // A process that may not lock the files cannot write to them either.
+    let Ok(Some([_, database])) = Lock::take_if_free(store) else {
+        return Ok(());
+    };
+    if damage == Damage::Rejected && is_damaged(&wal).map_err(failed_to("read", &wal))? {
+        return Err(OpenError::WalDamaged(wal.display().to_string()));
+    }
+    let foreign = || OpenError::WalOfOtherDatabase {
+        database: store.display().to_string(),
+        wal: wal.display().to_string(),
+    };
+    let content = database.as_ref().map(Content::of).transpose();
+    if content.map_err(failed_to("read", store))? == Some(Content::Backup)
+        || lacks_pages(&wal, store).map_err(failed_to("read", &wal))?
+    {
+        return Err(foreign());
+    }
+    let Some(without_wal) = read_without_wal(store) else {
+        return Ok(());
+    };
+    if LastBatch::read(store).is_some_and(|last| last.identity != without_wal.identity) {
+        return Err(foreign());
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let with_wal = Connection::open_with_flags(store, flags).and_then(|connection| {
+        run_checkpoint_on_close(&connection, false)?;
+        State::read(&connection)
+    });
+    match with_wal {
+        // A WAL raises the number of the cycle at most once. An older database lacks the cycles between.
+        Ok(Some(with_wal))
+            if with_wal.identity == without_wal.identity
+                && with_wal.wal_cycle - without_wal.wal_cycle <= 1 =>
+        {
+            Ok(())
+        }
+        Err(error) if !is_damage(&error) => Ok(()), // the connection that follows will report it
+        _ => Err(foreign()),
+    }
+}
+
+fn is_damage(error: &Error) -> bool {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    matches!(
+        error.sqlite_error_code(),
+        Some(DatabaseCorrupt | NotADatabase)
+    )
+}
+
+/// The state in the database file alone; none if it cannot be read.
+fn read_without_wal(store: &Path) -> Option<State> {
+    let path = percent_encode(store.as_os_str().as_bytes(), &ENCODED);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_URI;
+    let connection = Connection::open_with_flags(format!("file:{path}?immutable=1"), flags).ok()?;
+    State::read(&connection).ok()?
+}
+
 /// True if something that was synced can no longer be read from this WAL.
-pub(super) fn is_damaged(wal: &Path) -> io::Result<bool> {
+fn is_damaged(wal: &Path) -> io::Result<bool> {
     for _ in 0..ATTEMPTS {
         match looks_damaged(wal) {
             Ok(true) => {}
@@ -41,7 +126,7 @@ fn looks_damaged(wal: &Path) -> io::Result<bool> {
     let mut is_readable = wal.is_valid;
     let salts = wal.is_valid.then(|| wal.salts());
     if !wal.is_valid {
-        wal.page_size = PAGE;
+        wal.page_size = PAGE_LEN;
         wal.sum = Checksum::new(cfg!(target_endian = "big"));
     }
     let mut follows_commit = false;
@@ -69,7 +154,7 @@ fn looks_damaged(wal: &Path) -> io::Result<bool> {
 /// True if pages beyond the end of the database file are not in the WAL either. Then the WAL belongs to another, later
 /// state of the database: an older copy was put in its place. (A checkpoint writes pages in order, so that a file that was cut
 /// off in one lacks only pages that are still in the WAL.)
-pub(super) fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
+fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
     let Some(mut wal) = Wal::open(wal)?.filter(|wal| wal.is_valid) else {
         return Ok(false); // SQLite will not apply it
     };
@@ -103,14 +188,14 @@ pub(super) fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
 /// A WAL file (file format of SQLite, section 4.1).
 struct Wal {
     file: BufReader<File>,
-    header: [u8; HEADER],
+    header: [u8; WAL_HEADER_LEN],
     /// True if SQLite would read this WAL.
     is_valid: bool,
     page_size: u32,
     /// The checksum of everything read so far.
     sum: Checksum,
     /// The header of the current frame.
-    frame: [u8; FRAME_HEADER],
+    frame: [u8; WAL_FRAME_HEADER_LEN],
     page: Vec<u8>,
 }
 
@@ -118,7 +203,7 @@ impl Wal {
     /// None if the file is too short for a header.
     fn open(path: &Path) -> io::Result<Option<Self>> {
         let mut file = BufReader::with_capacity(1 << 16, File::open(path)?);
-        let mut header = [0; HEADER];
+        let mut header = [0; WAL_HEADER_LEN];
         if !fill(&mut file, &mut header)? {
             return Ok(None);
         }
@@ -130,11 +215,11 @@ impl Wal {
         let is_page_size = (512..=65536).contains(&page_size) && page_size.is_power_of_two();
         Ok(Some(Self {
             file,
-            is_valid: magic & !1 == MAGIC && sum.is(&header[24..]) && is_page_size,
+            is_valid: magic & !1 == WAL_MAGIC && sum.is(&header[24..]) && is_page_size,
             header,
             page_size,
             sum,
-            frame: [0; FRAME_HEADER],
+            frame: [0; WAL_FRAME_HEADER_LEN],
             page: Vec::new(),
         }))
     }

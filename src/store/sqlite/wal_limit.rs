@@ -7,15 +7,15 @@ use std::os::unix::fs::MetadataExt;
 use rusqlite::Connection;
 
 use crate::fs::with_suffix;
+use crate::sqlite_format::{PAGE_LEN, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
 use crate::store::error::{StoreError, WalFull};
-use crate::store::sqlite::open;
+use crate::store::sqlite::connection;
 
 /// The limit unless `Store::limit_wal` sets another.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// The size of the header of the WAL file, and of a frame: a page and its header.
-const HEADER_BYTES: u64 = 32;
-const FRAME_BYTES: u64 = 24 + 4096;
+const HEADER_BYTES: u64 = WAL_HEADER_LEN as u64;
+const FRAME_BYTES: u64 = WAL_FRAME_HEADER_LEN as u64 + PAGE_LEN as u64;
 
 /// The bytes of the `-shm` file that a reader locks, according to the WAL-index format of SQLite.
 const READ_LOCKS: std::ops::RangeInclusive<u64> = 123..=127;
@@ -123,7 +123,7 @@ impl WalLimit {
 /// The other processes that have a read transaction open on this database, as far as the kernel lists their locks.
 fn readers(database: Option<&str>) -> String {
     let found = database.and_then(|database| {
-        let index = with_suffix(&open::real(database.as_ref()).ok()?, "-shm");
+        let index = with_suffix(&connection::real(database.as_ref()).ok()?, "-shm");
         let inode = fs::metadata(index).ok()?.ino();
         let locks = fs::read_to_string("/proc/locks").ok()?;
         let mut pids: Vec<u32> = locks

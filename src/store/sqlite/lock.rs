@@ -7,19 +7,17 @@
 use std::fmt::Write as _;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
-use rusqlite::{Connection, Error, OpenFlags};
+use rusqlite::{Connection, Error};
 
-use crate::fs::{Content, create_empty, is_same_file, open_existing, with_suffix};
+use crate::fs::{create_empty, is_same_file, open_existing, with_suffix};
 use crate::store::error::{OpenError, failed_to};
-use crate::store::sqlite::open::{checkpoint, real, run_checkpoint_on_close, unusable};
-use crate::store::sqlite::{rows, wal_check};
+use crate::store::sqlite::connection::{checkpoint, is_empty, real, unusable};
+use crate::store::sqlite::rows;
 
 /// How long a command may take to check the WAL of a store that is not served.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,7 +27,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct State {
     pub(super) identity: [u8; 16],
     is_clean: bool,
-    wal_cycle: i64,
+    pub(super) wal_cycle: i64,
 }
 
 impl State {
@@ -66,8 +64,8 @@ pub(super) fn require_wal(connection: &Connection) -> Result<(), Error> {
 
 /// The last batch of a store according to its lock file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct LastBatch {
-    identity: [u8; 16],
+pub(super) struct LastBatch {
+    pub(super) identity: [u8; 16],
     batch: i64,
 }
 
@@ -88,7 +86,7 @@ impl LastBatch {
     }
 
     /// Reads the lock file of the store at this path.
-    fn read(store: &Path) -> Option<Self> {
+    pub(super) fn read(store: &Path) -> Option<Self> {
         let text = read_text(&open_existing(&with_suffix(store, "-lock"), false).ok()?);
         Self::parse(text.lines().nth(1)?)
     }
@@ -127,10 +125,6 @@ pub(super) fn check_complete(connection: &Connection, store: &Path) -> Result<()
         None => {}
     }
     Ok(())
-}
-
-fn is_empty(wal: &Path) -> bool {
-    fs::metadata(wal).map_or(0, |found| found.len()) == 0
 }
 
 /// Excludes other servers, imports without a server, upgrades and restores for as long as it is held.
@@ -177,7 +171,7 @@ impl Lock {
     }
 
     /// Takes the lock if it is free, without creating any file.
-    fn take_if_free(store: &Path) -> io::Result<Option<[Option<File>; 2]>> {
+    pub(super) fn take_if_free(store: &Path) -> io::Result<Option<[Option<File>; 2]>> {
         let mut locked = [None, None];
         for (locked, path) in locked
             .iter_mut()
@@ -334,84 +328,3 @@ impl ServedStore {
 
 /// The position of the batch number in the lock file.
 const BATCH_OFFSET: u64 = 21 + "store  batch ".len() as u64 + 32;
-
-/// Everything that must be encoded in the path of a URI.
-const ENCODED: AsciiSet = NON_ALPHANUMERIC
-    .remove(b'/')
-    .remove(b'.')
-    .remove(b'-')
-    .remove(b'_');
-
-/// Whether a damaged WAL may be used.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Damage {
-    Accepted,
-    Rejected,
-}
-
-/// Checks that the WAL next to a database belongs to it: SQLite would apply any. Nothing is changed, whatever is found.
-///
-/// While the store is served this is not checked: then the WAL changes all the time, and it was checked at the start.
-pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
-    let wal = with_suffix(store, "-wal");
-    if is_empty(&wal) {
-        return Ok(());
-    }
-    // A process that may not lock the files cannot write to them either.
-    let Ok(Some([_, database])) = Lock::take_if_free(store) else {
-        return Ok(());
-    };
-    if damage == Damage::Rejected && wal_check::is_damaged(&wal).map_err(failed_to("read", &wal))? {
-        return Err(OpenError::WalDamaged(wal.display().to_string()));
-    }
-    let foreign = || OpenError::WalOfOtherDatabase {
-        database: store.display().to_string(),
-        wal: wal.display().to_string(),
-    };
-    let content = database.as_ref().map(Content::of).transpose();
-    if content.map_err(failed_to("read", store))? == Some(Content::Backup)
-        || wal_check::lacks_pages(&wal, store).map_err(failed_to("read", &wal))?
-    {
-        return Err(foreign());
-    }
-    let Some(without_wal) = read_without_wal(store) else {
-        return Ok(());
-    };
-    if LastBatch::read(store).is_some_and(|last| last.identity != without_wal.identity) {
-        return Err(foreign());
-    }
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let with_wal = Connection::open_with_flags(store, flags).and_then(|connection| {
-        run_checkpoint_on_close(&connection, false)?;
-        State::read(&connection)
-    });
-    match with_wal {
-        // A WAL raises the number of the cycle at most once. An older database lacks the cycles between.
-        Ok(Some(with_wal))
-            if with_wal.identity == without_wal.identity
-                && with_wal.wal_cycle - without_wal.wal_cycle <= 1 =>
-        {
-            Ok(())
-        }
-        Err(error) if !is_damage(&error) => Ok(()), // the connection that follows will report it
-        _ => Err(foreign()),
-    }
-}
-
-fn is_damage(error: &Error) -> bool {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    matches!(
-        error.sqlite_error_code(),
-        Some(DatabaseCorrupt | NotADatabase)
-    )
-}
-
-/// The state in the database file alone; none if it cannot be read.
-fn read_without_wal(store: &Path) -> Option<State> {
-    let path = percent_encode(store.as_os_str().as_bytes(), &ENCODED);
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
-        | OpenFlags::SQLITE_OPEN_NO_MUTEX
-        | OpenFlags::SQLITE_OPEN_URI;
-    let connection = Connection::open_with_flags(format!("file:{path}?immutable=1"), flags).ok()?;
-    State::read(&connection).ok()?
-}
