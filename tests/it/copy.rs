@@ -229,6 +229,35 @@ fn plants_that_contradict_each_other_stop_a_copy_before_it_writes(from: Kind, to
     assert!(said.contains("2 (id 5000, 5001)"), "{said}");
 }
 
+/// A page that is limited by its size has fewer plants than one that is limited by their number.
+fn large_plants_are_copied(from: Kind, to: Kind) {
+    let pair = pair(from, to);
+    let (place, from, to) = (pair.place.path(), &pair.from, &pair.to);
+    let mut lines = String::new();
+    for id in 3000..3012 {
+        let name = id.to_string().repeat(if id % 3 == 0 { 200_000 } else { 1 });
+        let _ = writeln!(lines, r#"{{"id":{id},"name":"{name}"}}"#);
+    }
+    fs::write(place.join("large.ndjson"), lines).expect("a file");
+    run_ok(
+        place,
+        &[
+            "import",
+            "large.ndjson",
+            "--token",
+            "alice",
+            "--store",
+            from,
+        ],
+    );
+    let said = copied(place, from, to, &["--force"]);
+    assert_eq!(said, "copied and compared: 1512 plants, 1 token\n");
+    let mut all = plants(place, from);
+    all.extend(expected(&[("bob", 5000..5010)]));
+    all.sort();
+    assert!(plants(place, to) == all, "the copies differ");
+}
+
 macro_rules! in_every_direction {
     ($($fact:ident: $sqlite:ident, $to_postgres:ident, $from_postgres:ident;)*) => { $(
         #[test]
@@ -267,6 +296,10 @@ in_every_direction! {
         plants_that_contradict_each_other_stop_a_copy_between_files_before_it_writes,
         plants_that_contradict_each_other_stop_a_copy_to_postgresql_before_it_writes,
         plants_that_contradict_each_other_stop_a_copy_from_postgresql_before_it_writes;
+    large_plants_are_copied:
+        large_plants_are_copied_between_files,
+        large_plants_are_copied_to_postgresql,
+        large_plants_are_copied_from_postgresql;
 }
 
 /// Runs a statement on a database file.

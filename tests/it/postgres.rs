@@ -392,6 +392,13 @@ fn a_store_is_migrated_to_postgresql_and_back_completely() {
         said.contains("other plants") && said.contains("1 (id 9223372036854775807)"),
         "{said}"
     );
+
+    // More problems than one statement of the check reads.
+    sql(&there, "UPDATE plantstore.plants SET name = chr(26) || 'x'");
+    let damaged = run(directory.path(), &["check", "--store", &there]);
+    assert_eq!(damaged.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&damaged.stderr).into_owned();
+    assert!(said.contains(": 2501 problems found;"), "{said}");
 }
 
 /// The peak size of all files of a directory while `work` runs.
