@@ -15,7 +15,7 @@ use rustix::process::geteuid;
 use crate::sqlite_format::{Content, JournalMode, SIDECAR_SUFFIXES};
 
 /// The ending of temporary names. Before it stand a random number and a checksum, so that a leftover of a killed process is
-/// recognised and a file of somebody else is not taken for one.
+/// recognised and a file of another program is not mistaken for one.
 const TEMPORARY: &str = ".plantstore-tmp";
 
 /// File names may have 255 bytes; the rest is for the random part, the ending and the suffixes of SQLite.
@@ -392,7 +392,7 @@ fn owner_of(store: &Path) -> Option<Metadata> {
 
 fn change_owner(file: &File, owner: Option<Metadata>) {
     if let Some(owner) = owner {
-        // In a container or over NFS root may not be allowed to; the file then stays root's.
+        // This fails in a container or over NFS if root is not allowed to change owners; the file then belongs to root.
         let _ = fchown(file, Some(owner.uid()), Some(owner.gid()));
     }
 }

@@ -72,7 +72,7 @@ pub(super) struct Transfer {
     /// The target may contain plants and tokens of its own, which stay as they are. Otherwise it must be empty, or an earlier
     /// copy of the source.
     force: bool,
-    /// As read from the source.
+    /// The tokens of the source.
     tokens: Vec<TokenRecord>,
     /// The id in the target of each token of the source.
     ids: HashMap<TokenId, TokenId>,

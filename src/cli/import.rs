@@ -369,7 +369,7 @@ struct ImportBatch {
     problems: Vec<RejectedRow>,
     /// The header of a CSV file.
     header: Vec<u8>,
-    /// Of the whole input, up to the end of this batch.
+    /// The bytes of the input up to the end of this batch.
     bytes_read: u64,
 }
 
@@ -451,7 +451,7 @@ struct Report {
     replayed: u64,
     conflict: u64,
     damaged: u64,
-    /// In lines: a malformed row may have swallowed others.
+    /// Invalid lines, not rows: a malformed row may contain lines that should have been rows.
     invalid: u64,
     problems: u64,
 }

@@ -449,7 +449,7 @@ impl<'a> Summary<'a> {
         }
     }
 
-    /// With bars and rounded sizes on a terminal, and with plain numbers elsewhere.
+    /// The text has bars and rounded sizes on a terminal, and plain numbers elsewhere.
     fn text(&self, on_terminal: bool) -> String {
         let count = |number: u64| {
             let grouped = HumanCount(number).to_string();

@@ -24,7 +24,7 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let _log = logging::start(self.settings.log_level);
-        // For everything except connections, which have threads of their own.
+        // This runtime runs everything except connections, which have threads of their own.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

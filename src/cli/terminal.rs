@@ -66,13 +66,13 @@ pub(super) fn terminal_columns() -> Option<usize> {
     })
 }
 
-/// Such as `1 plant` or `2 plants`.
+/// A number with its noun, such as `1 plant` or `2 plants`.
 pub(super) fn count(number: u64, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }
 
-/// Such as `1 plant, 2 tokens`.
+/// The counts that commands report, such as `1 plant, 2 tokens`.
 pub(super) fn counts(plants: u64, tokens: u64) -> String {
     format!("{}, {}", count(plants, "plant"), count(tokens, "token"))
 }
@@ -215,7 +215,7 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// In columns, not characters.
+/// The number of terminal columns that a text takes.
 pub(super) fn width(text: &str) -> usize {
     text.width()
 }

@@ -31,28 +31,28 @@ use sqlite::Sqlite;
 /// What a store is opened for. Unless a variant says otherwise, a server may be running, and the store must exist.
 #[derive(Debug, Clone, Copy)]
 pub enum Mode {
-    /// To read a store, or a backup, which is not changed.
+    /// Reads a store or a backup; a backup is not changed.
     Read,
-    /// To read a backup; a store is an error.
+    /// Reads a backup; a store is an error.
     ReadBackup,
-    /// For small changes, such as revoking a token.
+    /// Makes small changes, such as revoking a token.
     Write,
-    /// As `Write`, but creates the store or upgrades its schema if necessary.
+    /// Like `Write`, but creates the store or upgrades its schema if necessary.
     Create,
-    /// To add many plants. Creates the store if necessary. In SQLite this takes the place of the server, unless one is running.
+    /// Adds many plants. Creates the store if necessary. In SQLite this locks the store as a server does, unless a server is running.
     Import,
-    /// To add plants as a server. Creates the store if necessary. In SQLite one server at a time. A PostgreSQL database that cannot be
-    /// reached yet is not an error; every operation waits for it.
+    /// Adds plants as a server. Creates the store if necessary. A SQLite store has one server at a time. A PostgreSQL database that
+    /// cannot be reached yet is not an error; every operation waits for it.
     Serve {
         /// The time limit of each operation, with all attempts; PostgreSQL only.
         timeout: Duration,
     },
-    /// To look up tokens, by a process that has opened the store with `Serve`.
+    /// Looks up tokens, in a process that has opened the store with `Serve`.
     ServeTokens {
-        /// As in `Serve`.
+        /// The same as in `Serve`.
         timeout: Duration,
     },
-    /// To fill the empty temporary file of a backup, without a WAL and without syncs.
+    /// Fills the empty temporary file of a backup, without a WAL and without syncs.
     FillBackup,
 }
 

@@ -93,7 +93,7 @@ pub(crate) enum TagFilter {
 }
 
 impl Filter {
-    /// In microseconds: from the first, inclusive, to the second, exclusive.
+    /// The first microsecond of the range, and the first one after it.
     pub(crate) fn time_range(&self) -> (i64, i64) {
         (
             self.since.map_or(TIME_MIN, microsecond),
@@ -156,7 +156,7 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
-    /// Without plants, for the days up to this one.
+    /// Statistics without plants, for the days up to this one.
     pub(crate) fn until(now: Timestamp) -> Self {
         let days_before = i64::try_from(DAYS).expect("a small number") - 1;
         Self {

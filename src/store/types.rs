@@ -43,7 +43,7 @@ impl FromStr for Location {
     }
 }
 
-/// Without passwords.
+/// Passwords are left out.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -69,7 +69,7 @@ pub struct Addition {
 pub(crate) struct PlantRecord {
     pub id: i64,
     pub plant: Plant,
-    /// To the millisecond.
+    /// Precise to the millisecond.
     pub added_at: Timestamp,
     pub added_by: TokenId,
 }
@@ -135,7 +135,7 @@ pub(crate) enum Finding {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checked {
     pub plants: u64,
-    /// Revoked ones included.
+    /// The number of tokens, revoked ones included.
     pub tokens: u64,
 }
 
@@ -168,6 +168,6 @@ pub(crate) struct TokenRecord {
     pub created_at: Timestamp,
     pub expires_at: Option<Timestamp>,
     pub revoked_at: Option<Timestamp>,
-    /// To the minute.
+    /// Precise to the minute.
     pub last_used_at: Option<Timestamp>,
 }

@@ -127,12 +127,12 @@ impl Client {
         self.driver.execute_typed(sql, &typed(values)).await
     }
 
-    /// Statements without values, in one transaction unless they say otherwise.
+    /// Runs statements without values, in one transaction unless they contain `BEGIN` or `COMMIT`.
     pub(super) async fn batch_execute(&self, sql: &str) -> Result<(), Error> {
         self.driver.batch_execute(sql).await
     }
 
-    /// For the statement of a batch: on a direct connection it is parsed and planned once.
+    /// Runs the statement of a batch, which is prepared once on a direct connection.
     pub(super) async fn query_prepared(
         &self,
         sql: &str,

@@ -29,10 +29,10 @@ use crate::store::postgres::session::Session;
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
-/// The time limit of one operation of a command: it may have much to count.
+/// The time limit of one operation of a command, which may count all plants.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// For the first connection at least, in which tables may have to be created.
+/// The least time limit of the first connection, which may have to create tables.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One connection to the database, made anew whenever it is lost.

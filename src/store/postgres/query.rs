@@ -166,7 +166,7 @@ impl Postgres {
         Ok(size.and_then(|size| u64::try_from(size).ok()))
     }
 
-    /// In one transaction, which is lost with its connection: nothing is tried again.
+    /// Reads in one transaction, which ends if its connection is lost, so nothing is retried.
     pub(crate) fn export(
         &mut self,
         visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,

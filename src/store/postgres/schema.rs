@@ -124,15 +124,15 @@ enum Found {
     },
 }
 
-/// When the tables are verified.
+/// Whether this is the first time that this process verifies the tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SchemaCheck {
-    /// By a process that has not used the database before.
+    /// This process has not used the database before.
     First {
-        /// Missing tables are created, and those of an earlier version moved.
+        /// If true, missing tables are created, and those of an earlier version moved.
         create: bool,
     },
-    /// By a process that has: if the tables are missing now, new ones would be empty.
+    /// This process has used the tables. If they are missing now, they are not created again: new ones would be empty.
     Repeated,
 }
 

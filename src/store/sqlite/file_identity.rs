@@ -23,7 +23,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 
 /// The files as they were when the store was opened, and what was found in them at the last check.
 pub(super) struct FileIdentity {
-    /// As given, but absolute: a symbolic link may be changed, and a directory may be moved.
+    /// The path of `--store`, made absolute but with its links: a link may be changed, and a directory may be moved.
     given: PathBuf,
     /// The database itself.
     real: PathBuf,
@@ -53,7 +53,7 @@ type FileId = (u64, u64);
 const SAMPLES: i32 = 64;
 const PAGE_SAMPLES: u64 = 32;
 
-/// Of the frames since the last check, every 16th is checked.
+/// Every 16th frame since the last check is checked.
 const NEW_FRAMES_STEP: usize = 16;
 
 /// Another process may be writing to the WAL, so a problem is reported only if it is found this many times.

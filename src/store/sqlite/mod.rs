@@ -45,11 +45,11 @@ pub struct Sqlite {
     connection: Connection,
     /// The length of the WAL after the last commit, from SQLite's hook.
     wal_frames: Arc<AtomicI32>,
-    /// For `Serve` and `Import`. Dropped after the connection, like everything below: it has the file open.
+    /// Present in `Serve` and `Import`. Dropped after the connection, like all fields below, because it has the file open.
     checkpointer: Option<Checkpointer>,
-    /// For `Serve` and `Import`.
+    /// Present in `Serve` and `Import`.
     files: Option<FileIdentity>,
-    /// For `Serve`, and for `Import` without a server.
+    /// Present in `Serve`, and in `Import` if no server is running.
     served: Option<ServedStore>,
     clock: Clock,
     /// After a failed fsync nothing may be written any more: another one may claim success.

@@ -46,7 +46,7 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, ServedStore), OpenEr
     let lock = Lock::take(&real(path)?)?;
     run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
     upgrade(&mut connection, path)?;
-    // With the lock file synced before the WAL is truncated, a database without a WAL is known to be complete.
+    // This syncs the lock file before the WAL is truncated, so that a database without a WAL is known to be complete.
     let mut served = ServedStore::new(&connection, lock, path)?;
     sync_names(path)?;
     match checkpoint(&connection, "TRUNCATE") {

@@ -50,7 +50,7 @@ impl PlantRow<'_> {
         if self.batch != 0 {
             number(&mut hasher, self.batch);
         }
-        // As signed it never takes more than four bytes.
+        // SQLite stores a signed 32-bit number in at most four bytes.
         hasher.finalize().cast_signed()
     }
 }
@@ -198,7 +198,7 @@ fn number(hasher: &mut Hasher, number: i64) {
     hasher.update(&number.to_le_bytes());
 }
 
-/// With its length, so that no two rows have the same bytes; none differs from the empty text.
+/// Adds a text after its length, so that no two rows have the same bytes. The length of a missing text differs from that of an empty one.
 fn text(hasher: &mut Hasher, text: Option<&[u8]>) {
     let len = text.map_or(u64::MAX, |text| text.len() as u64);
     hasher.update(&len.to_le_bytes());

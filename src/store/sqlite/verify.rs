@@ -20,7 +20,7 @@ impl Sqlite {
         let connection = &self.connection;
         connection::run_checkpoint_on_close(connection, false)?;
         check_structure(connection, report)?;
-        // For each token that added plants, one of the plants.
+        // One plant of each token that added plants.
         let mut added_by = HashMap::new();
         let plants = check_plants(connection, report, &mut added_by)?;
         // Tokens are never deleted, so reading them last includes all that were used before.
@@ -51,7 +51,7 @@ fn check_plants(
     report: Report<'_>,
     added_by: &mut HashMap<i64, i64>,
 ) -> Result<u64, Error> {
-    // For the progress bar only: if they cannot be counted, reading them reports why.
+    // Only the progress bar needs the number. If the plants cannot be counted, reading them reports why.
     let total = connection.query_row("SELECT count(*) FROM plants", [], |row| row.get(0));
     report(Finding::Total(total.map_or(0, i64::unsigned_abs)));
     let mut count = 0;
