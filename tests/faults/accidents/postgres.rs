@@ -193,7 +193,9 @@ fn weak_settings(case: &mut Case) {
 fn pooled(case: &mut Case) {
     let postgres = Postgres::start_new();
     let direct = postgres.url();
-    let token = case.succeeds(&["token", "create", "app", "--store", &direct]);
+    let printed = case.succeeds(&["token", "create", "app", "--store", &direct]);
+    let token = printed.lines().find(|line| line.starts_with("plant_"));
+    let token = token.unwrap_or_default();
     let pooler = Pooler::start(&postgres);
     let nodes = [(); 2].map(|()| case.serve(&["--store", &pooler.store]));
     // Both send different plants with the same ids.
@@ -201,7 +203,7 @@ fn pooled(case: &mut Case) {
     load.ids = Some(40);
     let loads = nodes.each_ref().map(|node| {
         load.first_client += 100;
-        load.start(node.address(), token.trim())
+        load.start(node.address(), token)
     });
     for running in loads {
         let history = running.finish();
