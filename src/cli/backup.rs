@@ -81,7 +81,7 @@ impl Backup {
 #[command(after_help = "\
 Examples:
   plantstore restore /backups/plants.backup
-  plantstore restore --force /backups/plants.backup --store sqlite:/srv/plants.db")]
+  plantstore restore --force plants.backup --store sqlite:/srv/plants.db")]
 pub(super) struct Restore {
     /// Backup made by `plantstore backup`
     #[arg(value_parser = backup_file())]
