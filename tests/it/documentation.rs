@@ -419,6 +419,29 @@ fn links_lead_to_files_and_headings_that_exist() {
     }
 }
 
+#[test]
+fn files_of_the_repository_that_the_docs_name_exist() {
+    let directories = [
+        "src/",
+        "tests/",
+        "bench/",
+        "build/",
+        "deploy/",
+        "scripts/",
+        "migrations/",
+    ];
+    for (path, text) in markdown_files() {
+        for span in text.split('`').skip(1).step_by(2) {
+            let is_path = directories
+                .iter()
+                .any(|directory| span.starts_with(directory))
+                && !span.contains(|c: char| c.is_whitespace() || "{*…".contains(c));
+            let exists = !is_path || Path::new(ROOT).join(span).exists();
+            assert!(exists, "{} names {span}", path.display());
+        }
+    }
+}
+
 /// The code of a page: blocks without line continuations, and spans.
 fn code(page: &str) -> Vec<String> {
     let mut code: Vec<_> = blocks(page)
