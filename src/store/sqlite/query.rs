@@ -71,7 +71,7 @@ impl Sqlite {
     ) -> Result<Vec<Cursor>, StoreError> {
         let (since, until) = filter.time_range();
         if filter.is_by_time() {
-            // In milliseconds, such that a plant is before the cursor if and only if it was.
+            // SQLite has milliseconds: rounded up, the same plants are before the cursor.
             let (time, id) = match before.microsecond.rem_euclid(1000) {
                 0 => (before.microsecond / 1000, before.id),
                 _ => (milliseconds(before.microsecond), i64::MIN),
@@ -119,6 +119,7 @@ impl Sqlite {
         read: &mut dyn FnMut(usize),
     ) -> Result<Statistics, StoreError> {
         let mut all = Statistics::until(now);
+        // Instead of GROUP BY, which would be one long transaction and would not check the rows.
         let mut tags: HashMap<String, (u64, Reverse<i64>)> = HashMap::new();
         self.scan(read, |row| {
             all.plants += 1;
