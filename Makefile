@@ -21,19 +21,19 @@ test: setup fmt
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line tests-sqlite tests-postgres checks
 	@echo "all tests passed"
 
-tests-sqlite:
-	@$(MAKE) --no-print-directory it-sqlite
-	@$(MAKE) --no-print-directory faults-share
+# Without the job server of make, which would limit each cargo to one process while the other parts run.
+PART := env MAKEFLAGS= $(MAKE) --no-print-directory CARGO="$(CARGO)"
 
-tests-postgres: it-postgres
+tests-sqlite:
+	@$(PART) it-sqlite
+	@$(PART) faults-share
+
+tests-postgres:
+	@$(PART) it-postgres
 
 checks:
-	@$(NICE) $(MAKE) --no-print-directory build
-	@$(NICE) $(MAKE) --no-print-directory deny
-	@$(NICE) $(MAKE) --no-print-directory lint
-	@$(NICE) $(MAKE) --no-print-directory docs
-	@$(MAKE) --no-print-directory browser
-	@$(MAKE) --no-print-directory schemathesis
+	@$(NICE) $(PART) build deny lint docs
+	@$(PART) browser schemathesis
 
 # Needs only Rust.
 check: fmt lint docs
