@@ -1,4 +1,4 @@
-//! Every setting, once: its name, default and help. The flag, the environment variable and the key in the config file
+//! Every setting, once: its name, default and help. The flag, the environment variable and the key in the configuration file
 //! are derived from the name.
 
 use std::net::SocketAddr;

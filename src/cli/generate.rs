@@ -38,7 +38,7 @@ const FILES: [(&str, &str); 4] = [
     ),
     (
         "/etc/plantstore/plantstore.toml",
-        "The config file of the packaged service.",
+        "The configuration file of the packaged service.",
     ),
 ];
 

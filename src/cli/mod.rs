@@ -1,4 +1,4 @@
-//! The command line: arguments, environment variables and the config file become a command. Exit codes: 0 success,
+//! The command line: arguments, environment variables and the configuration file become a command. Exit codes: 0 success,
 //! 1 failure, 2 usage error.
 
 mod backup;
@@ -118,7 +118,7 @@ fn fail_usage(usage: &clap::Error) -> ExitCode {
     u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Parses a second time if there is a config file: its values are the defaults then, so that they are validated and
+/// Parses a second time if there is a configuration file: its values are the defaults then, so that they are validated and
 /// overridden as those of flags are.
 fn parse() -> Result<Cli, clap::Error> {
     let matches = command(&Settings::new())
@@ -150,7 +150,7 @@ fn config_file(matches: &ArgMatches) -> Option<&PathBuf> {
     }
 }
 
-/// The command line with an environment variable for every setting, and the values of the config file as defaults.
+/// The command line with an environment variable for every setting, and the values of the configuration file as defaults.
 fn command(file: &Settings) -> Command {
     let columns = terminal_columns().unwrap_or(80).min(HELP_COLUMNS_MAX);
     with_settings(Cli::command(), &setting_names(), file).term_width(columns)

@@ -1,4 +1,4 @@
-//! Version, completions, manual pages, systemd units and the packaged config file.
+//! Version, completions, manual pages, systemd units and the packaged configuration file.
 
 use std::fs;
 use std::io::ErrorKind;
