@@ -1,4 +1,4 @@
-// Facts about the docs page, found out by reading it.
+// Tests of the docs page in a browser.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -28,13 +28,13 @@ after(async () => {
   await service?.stop();
 });
 
-// A test with a page of its own, which must have nothing to complain of and must ask nobody else.
+// A test with its own page, which must log no errors and request no other host.
 function test(name, options, steps) {
   fact(name, { timeout: 60_000 }, async () => {
     const reader = await read(browser, service, options);
     try {
       await steps(reader);
-      assert.deepEqual(reader.complaints, []);
+      assert.deepEqual(reader.errors, []);
       for (const request of reader.asked) assert.equal(new URL(request.url()).origin, service.origin);
     } finally {
       await reader.close();
@@ -42,19 +42,19 @@ function test(name, options, steps) {
   });
 }
 
-const photograph = (page, name, options) =>
+const screenshot = (page, name, options) =>
   page.screenshot({ path: join(process.env.SCREENSHOTS, `${name}.png`), ...options });
 
-test("the root leads to the page, which loads its own files and no others", { path: "/" }, async ({ page, asked }) => {
+test("the root redirects to the page, which loads only its own files", { path: "/" }, async ({ page, asked }) => {
   assert.equal(page.url(), `${service.origin}/docs`);
   assert.match(await page.title(), /Plant Store/);
   const paths = asked.map((request) => new URL(request.url()).pathname);
   const files = ["/", "/docs", "/docs/icon.svg", "/docs/page.css", "/docs/page.js"];
-  // A headless browser shows no icon, and may not ask for it.
+  // A headless browser may not request the icon.
   assert.deepEqual([...new Set([...paths, "/docs/icon.svg"])].sort(), files);
 });
 
-test("the largest id arrives exactly, and then belongs to its plant", {}, async ({ page, asked }) => {
+test("the largest id is sent exactly, and a different plant with it is a conflict", {}, async ({ page, asked }) => {
   await page.getByLabel("Token").fill(service.token);
   await page.getByLabel("id", { exact: true }).fill(LARGEST);
   await page.getByLabel("name", { exact: true }).fill("Welwitschia");
@@ -65,7 +65,7 @@ test("the largest id arrives exactly, and then belongs to its plant", {}, async 
   assert.equal(service.query(`select name, tag from plants where id = ${LARGEST}`), "Welwitschia|desert");
   await page.setViewportSize({ width: 1360, height: 1080 });
   await page.evaluate(() => scrollTo(0, 0));
-  await photograph(page, "added");
+  await screenshot(page, "added");
 
   await page.getByLabel("name", { exact: true }).fill("Fern");
   await add(page);
@@ -73,7 +73,7 @@ test("the largest id arrives exactly, and then belongs to its plant", {}, async 
   assert.equal(service.query(`select name from plants where id = ${LARGEST}`), "Welwitschia");
 });
 
-test("what is typed is sent as it is typed", {}, async ({ page, asked }) => {
+test("input is sent unchanged", {}, async ({ page, asked }) => {
   await page.getByLabel("Token").fill(service.token);
   const sent = async () => {
     await add(page);
@@ -100,7 +100,7 @@ test("what is typed is sent as it is typed", {}, async ({ page, asked }) => {
   assert.equal(service.query("select name from plants where id = 10000000000000001"), "x");
 });
 
-test("a 400 is legible: number and sentence, in view, in contrast", {}, async ({ page }) => {
+test("a 400 is shown with number and message, in view and with sufficient contrast", {}, async ({ page }) => {
   for (const viewport of [WIDE, NARROW]) {
     await page.setViewportSize(viewport);
     await page.getByLabel("Token").fill(service.token);
@@ -116,7 +116,7 @@ test("a 400 is legible: number and sentence, in view, in contrast", {}, async ({
     }
     assert.ok(parseFloat(await sentence.evaluate((at) => getComputedStyle(at).fontSize)) >= 16);
     assert.equal(await overflow(page), 0);
-    await photograph(page, viewport === WIDE ? "rejected" : "rejected-narrow");
+    await screenshot(page, viewport === WIDE ? "rejected" : "rejected-narrow");
   }
   await page.getByRole("status").getByRole("link").click();
   const row = page.locator("#error-40002");
@@ -125,7 +125,7 @@ test("a 400 is legible: number and sentence, in view, in contrast", {}, async ({
   assert.ok(y >= 0 && y < NARROW.height, String(y));
 });
 
-test("a wrong token is shown as 401, and none as well", {}, async ({ page, asked }) => {
+test("an invalid or missing token is shown as 401", {}, async ({ page, asked }) => {
   const response = await add(page);
   assert.match(await response.innerText(), /401 Unauthorized\s+error 40100\s+This needs a token/);
   assert.equal(posts(asked)[0].headers().authorization, undefined);
@@ -138,7 +138,7 @@ test("a wrong token is shown as 401, and none as well", {}, async ({ page, asked
   assert.equal(posts(asked).length, 2);
 });
 
-test("a token goes into its header and nowhere else", {}, async ({ page, asked }) => {
+test("a token is sent in its header and nowhere else", {}, async ({ page, asked }) => {
   await page.getByLabel("Token").fill(` ${service.token} `);
   await page.getByLabel("id", { exact: true }).fill("77");
   await add(page);
@@ -173,13 +173,13 @@ test("everything can be done by keyboard", {}, async ({ page }) => {
   }
   await press("Enter");
   await page.getByText("200 OK").waitFor();
-  // The focus is where it was, and the rest of the page still lies ahead.
+  // The focus stays, and the rest of the page is still reachable.
   assert.equal(await focused(), "send");
   await press("Tab");
   assert.equal(await focused(), "copy");
   assert.equal(service.query("select name from plants where id = 4711"), "Monstera");
 
-  // Enter in a field sends, too.
+  // Enter in a field submits the form, too.
   await page.getByLabel("name", { exact: true }).focus();
   await page.keyboard.type("Fern");
   await press("Enter");
@@ -210,15 +210,15 @@ test("while a plant is being added it cannot be added again", {}, async ({ page,
   assert.equal(await page.getByRole("button", { name: "Add plant" }).getAttribute("aria-disabled"), "false");
 });
 
-test("a missing response is reported", {}, async ({ page, complaints }) => {
+test("a missing response is reported", {}, async ({ page, errors }) => {
   await page.route("**/plants", (route) => route.abort("connectionreset"));
   const response = await add(page);
   assert.match(await response.innerText(), /No response\s+The service cannot be reached, .* adding it again is always safe/);
-  assert.equal(complaints.length, 1);
-  assert.match(complaints.pop(), /ERR_CONNECTION_RESET/);
+  assert.equal(errors.length, 1);
+  assert.match(errors.pop(), /ERR_CONNECTION_RESET/);
 });
 
-test("the curl line does what the button does", { permissions: ["clipboard-read", "clipboard-write"] }, async ({ page }) => {
+test("the curl command does the same as the button", { permissions: ["clipboard-read", "clipboard-write"] }, async ({ page }) => {
   const name = "O'Hara's $HOME `fern` \\ \"x\" 🌿 <img src=x>";
   await page.getByLabel("id", { exact: true }).fill("99");
   await page.getByLabel("name", { exact: true }).fill(name);
@@ -229,7 +229,7 @@ test("the curl line does what the button does", { permissions: ["clipboard-read"
   const { stdout } = await promisify(execFile)("bash", ["-euc", line], { env });
   assert.deepEqual(JSON.parse(stdout), { name, tag: "indoor" });
 
-  // The same plant again is 200; what it is called is text, and not a part of the page.
+  // A replay is 200; the name is shown as text, not as HTML.
   await page.getByLabel("Token").fill(service.token);
   const response = await add(page);
   assert.match(await response.innerText(), /200 OK/);
@@ -261,11 +261,11 @@ fact("the policy keeps out other hosts and whatever is injected", { timeout: 60_
 
 for (const scheme of ["light", "dark"]) {
   for (const [name, viewport] of Object.entries({ wide: WIDE, narrow: NARROW, tiny: { width: 320, height: 640 } })) {
-    test(`${name} and ${scheme}, it fits, is in contrast, and axe has nothing against it`, { viewport, colorScheme: scheme }, async ({ page }) => {
+    test(`${name} and ${scheme}, it fits, has sufficient contrast, and axe finds no problem`, { viewport, colorScheme: scheme }, async ({ page }) => {
       await page.getByLabel("Token").fill(service.token);
       await page.getByLabel("id", { exact: true }).fill("1");
-      await photograph(page, `${name}-${scheme}`);
-      await photograph(page, `${name}-${scheme}-whole`, { fullPage: true });
+      await screenshot(page, `${name}-${scheme}`);
+      await screenshot(page, `${name}-${scheme}-whole`, { fullPage: true });
       assert.equal(await overflow(page), 0);
       assert.deepEqual(await violations(page), []);
       const texts = [".lead", ".meta", ".summary", "nav a", ".hint", ".field label", "#send", "#id", "pre code", ".type", ".required", ".numbers dt", ".numbers .message", ".status .code"];
@@ -283,7 +283,7 @@ for (const scheme of ["light", "dark"]) {
   }
 }
 
-test("wide, the form stands beside the operation; narrow, below it", {}, async ({ page }) => {
+test("the form is next to the operation on wide screens and below it on narrow ones", {}, async ({ page }) => {
   const boxes = async () => [await page.locator("#createPlant").boundingBox(), await page.locator("#try").boundingBox()];
   let [operation, form] = await boxes();
   assert.ok(form.x >= operation.x + operation.width);
@@ -292,13 +292,13 @@ test("wide, the form stands beside the operation; narrow, below it", {}, async (
   assert.ok(form.y >= operation.y + operation.height);
 });
 
-test("without JavaScript it reads just as well", { javaScriptEnabled: false }, async ({ page }) => {
+test("it is readable without JavaScript", { javaScriptEnabled: false }, async ({ page }) => {
   const text = await page.locator("body").innerText();
   for (const part of ["POST", "/plants", "Authentication", "Request body", "Responses", "Errors", "NewPlant", "int64", "40002", "50302", "curl http://", "curl does not"]) {
     assert.ok(text.includes(part), part);
   }
   assert.equal(await page.getByRole("button").count(), 0);
-  await photograph(page, "without-javascript");
+  await screenshot(page, "without-javascript");
 });
 
 fact("what it is tested with names no registry", () => {

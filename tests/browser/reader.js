@@ -1,4 +1,4 @@
-// Someone who reads the page in a Chromium of Debian, and notes whatever goes wrong in it.
+// Opens pages in Debian's Chromium and records their errors.
 
 import { createRequire } from "node:module";
 
@@ -9,34 +9,34 @@ const axe = createRequire(import.meta.url).resolve("axe-core/axe.min.js");
 export function launch() {
   return chromium.launch({
     executablePath: process.env.CHROMIUM,
-    // Root cannot have the sandbox. No name but ours is ever resolved.
+    // The sandbox does not work as root. No other host name is resolved.
     args: ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
     chromiumSandbox: process.getuid() !== 0,
   });
 }
 
-// A page at `path`, and what it asked for and complained of.
+// A page at `path`, with its requests and errors.
 export async function read(browser, service, { path = "/docs", ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1360, height: 900 }, ...options });
   const page = await context.newPage();
   const asked = [];
-  const complaints = [];
+  const errors = [];
   page.on("request", (request) => asked.push(request));
-  page.on("pageerror", (error) => complaints.push(String(error)));
+  page.on("pageerror", (error) => errors.push(String(error)));
   page.on("console", (message) => {
-    // A 400 response is no complaint of the page.
+    // A 400 response is not an error of the page.
     if (!message.text().startsWith("Failed to load resource: the server responded")) {
-      complaints.push(`${message.type()}: ${message.text()}`);
+      errors.push(`${message.type()}: ${message.text()}`);
     }
   });
   if (options.javaScriptEnabled !== false) await page.addInitScript({ path: axe });
   await page.goto(service.origin + path);
-  return { page, asked, complaints, close: () => context.close() };
+  return { page, asked, errors, close: () => context.close() };
 }
 
 export const posts = (asked) => asked.filter((request) => request.method() === "POST");
 
-// Adds what is in the form, and waits for what is said of it.
+// Submits the form, and waits for the result.
 export async function add(page) {
   await page.getByRole("button", { name: "Add plant" }).click();
   const response = page.getByRole("status");
@@ -45,7 +45,7 @@ export async function add(page) {
   return response;
 }
 
-// The contrast of an element's text with what is behind it, as WCAG 2 reckons it.
+// The contrast ratio of an element's text and background by WCAG 2.
 export function contrast(locator) {
   return locator.evaluate((element) => {
     const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -71,7 +71,7 @@ export function contrast(locator) {
 export const overflow = (page) =>
   page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
 
-// What axe has to say against the page.
+// The problems that axe finds on the page.
 export async function violations(page) {
   const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
   return found.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(" | ")}`);

@@ -1,4 +1,4 @@
-// A plantstore on a free port with a store that is thrown away.
+// A plantstore on a free port with a temporary store.
 
 import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
@@ -31,7 +31,7 @@ export async function startService() {
     origin: `http://${address}`,
     token: readFileSync(join(directory, "plantstore.token"), "utf8").trim(),
     log,
-    // What is stored, looked at from outside.
+    // The stored plants, read with another process.
     query: (sql) => execFileSync("sqlite3", [join(directory, "plantstore.db"), sql], { encoding: "utf8" }).trim(),
     async stop() {
       child.kill("SIGTERM");

@@ -35,7 +35,7 @@ fn two_servers_cannot_share_a_store_but_commands_work_while_one_runs() {
         "{sentence}"
     );
     server.add_ok(r#"{"id":1,"name":"x"}"#);
-    run_ok(server.directory(), &["token", "create", "beside"]);
+    run_ok(server.directory(), &["token", "create", "online"]);
     run_ok(server.directory(), &["token", "list"]);
     // One lock per file, regardless of the path.
     std::os::unix::fs::symlink("plantstore.db", server.directory().join("link.db"))
@@ -293,7 +293,7 @@ fn files_that_root_creates_in_a_store_belong_to_the_owner_of_the_store() {
         .connect()
         .add(token.trim(), br#"{"id":1,"name":"x"}"#);
     assert_eq!(response.status, 200);
-    run_ok(directory.path(), &["token", "create", "beside"]);
+    run_ok(directory.path(), &["token", "create", "online"]);
     assert!(server.terminate().success());
 
     // After a clean stop, which deletes the WAL, and after a kill, which leaves it.
@@ -301,7 +301,7 @@ fn files_that_root_creates_in_a_store_belong_to_the_owner_of_the_store() {
     run_ok(directory.path(), &["check"]);
     let mut server = start();
     server.kill();
-    run_ok(directory.path(), &["token", "revoke", "beside"]);
+    run_ok(directory.path(), &["token", "revoke", "online"]);
     let mut server = start();
     let response = server
         .connect()

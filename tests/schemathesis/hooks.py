@@ -1,4 +1,4 @@
-"""What Schemathesis cannot know of the contract: an id belongs to the first plant, and what an answer says."""
+"""The parts of the contract that OpenAPI cannot express: conflicts between plants, and the values in a response."""
 
 import itertools
 
@@ -7,21 +7,21 @@ import schemathesis
 taken = set()
 
 
-def inward_from_the_ends_of_int64():
+def ids_from_both_ends_of_int64():
     for step in itertools.count():
         yield -(2**63) + step
         yield 2**63 - 1 - step
 
 
-fresh_ids = (id for id in inward_from_the_ends_of_int64() if id not in taken)
+fresh_ids = (id for id in ids_from_both_ends_of_int64() if id not in taken)
 
 
 @schemathesis.hook
 def before_load_schema(context, raw_schema):
-    """Writes the `allOf` of NewPlant out as the one object that it describes.
+    """Replaces the `allOf` of NewPlant by the single object that it describes.
 
-    The coverage phase spoils one part of an `allOf` without filling in the others: an id of 2^63 would be sent without
-    a name, and be refused for that.
+    The coverage phase makes one part of an `allOf` invalid without filling in the others: an id of 2^63 would be sent without
+    a name, and be rejected for that.
     """
     schemas = raw_schema["components"]["schemas"]
     parts = schemas["NewPlant"]["allOf"]
@@ -36,7 +36,7 @@ def before_load_schema(context, raw_schema):
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
-    """Gives a plant whose id is taken another one: otherwise 400 would be the right answer to a valid plant."""
+    """Replaces an id that is stored already: a conflict would be a 400 for a valid plant."""
     if is_number(id_of(case)) and id_of(case) in taken:
         case.body = {**case.body, "id": next(fresh_ids)}
 
@@ -48,18 +48,18 @@ def after_call(context, case, response):
 
 
 @schemathesis.check
-def the_answer_is_the_plant_or_an_error(context, response, case):
-    """The contract's schemas allow further members, and the built-in checks leave out the answers to wrong methods."""
+def the_response_is_the_plant_or_an_error(context, response, case):
+    """The contract's schemas allow further members, and the built-in checks skip the responses to unsupported methods."""
     try:
-        answer = response.json()
+        body = response.json()
     except ValueError:
-        raise AssertionError("the answer is not JSON") from None
+        raise AssertionError("the response is not JSON") from None
     if response.status_code == 200:
-        assert answer == {name: case.body[name] for name in ("name", "tag") if name in case.body}
+        assert body == {name: case.body[name] for name in ("name", "tag") if name in case.body}
     else:
-        assert answer.keys() == {"error", "message"}
-        assert answer["error"] // 100 == response.status_code
-        assert answer["message"].endswith(".")
+        assert body.keys() == {"error", "message"}
+        assert body["error"] // 100 == response.status_code
+        assert body["message"].endswith(".")
 
 
 def id_of(case):

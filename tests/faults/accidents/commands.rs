@@ -1,5 +1,5 @@
-//! Mistakes on the command line: tokens of two stores, output that cannot be written, passwords in the wrong place, CSV files
-//! that are not what they seem, and a clock that is wrong.
+//! Mistakes on the command line: colliding tokens of two stores, output that cannot be written, misplaced passwords, malformed
+//! CSV files, and a wrong clock.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -81,7 +81,7 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
-/// Who added each plant: the digest of the token.
+/// The digest of the token that added each plant.
 pub fn adders(database: &Path) -> BTreeMap<i64, Vec<u8>> {
     let store = Connection::open(database).expect("a database");
     let sql = "SELECT p.id, t.digest FROM plants p LEFT JOIN tokens t ON t.id = p.added_by";
@@ -145,11 +145,7 @@ fn token_is_free(case: &mut Case, failed: &Ran) {
     case.expect_failure("token create", failed, &[]);
     let listed = case.run(&["token", "list", "--json"]).said;
     let is_active = listed.contains("\"app\"") && listed.contains("\"active\"");
-    case.expect(
-        !is_active,
-        "silent",
-        format!("a token nobody has: {listed}"),
-    );
+    case.expect(!is_active, "silent", format!("an unknown token: {listed}"));
     case.succeeds(&["token", "create", "app"]);
 }
 
@@ -267,7 +263,7 @@ fn stray_quote(case: &mut Case) {
     fs::write(case.path("rows.csv"), rows).expect("a file");
     let ran = case.run(&["import", "--rejects", "rejects.csv", "rows.csv"]);
     case.expect(ran.code != Some(0), "silent", "rows are swallowed");
-    // The quote opens in line 3; where it ends, the next row that is stored says.
+    // The quote opens in line 3; the next stored row shows where it ends.
     let has_lines = ["3", "6"].iter().all(|line| ran.said.contains(line));
     case.expect(
         has_lines,
@@ -308,7 +304,7 @@ fn shifted_rows(case: &mut Case) {
     case.complete(&case.path("plantstore.db"));
 }
 
-/// What was rejected can be corrected and imported.
+/// Rejected rows can be corrected and imported.
 fn rejects(case: &mut Case) {
     case.stopped();
     fs::write(
@@ -343,7 +339,7 @@ fn rejects(case: &mut Case) {
     }
 }
 
-/// Names that a spreadsheet would evaluate can be exported so that it does not.
+/// Names that a spreadsheet would evaluate are escaped by `export --spreadsheet-safe`.
 fn formulas(case: &mut Case) {
     fs::write(
         case.path("rows.csv"),

@@ -1,4 +1,4 @@
-//! Files and resources that other people's programs could make grow without a limit.
+//! Resources that clients and other programs could exhaust: the WAL, the log, file descriptors, connections.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::accidents::{Case, Row, within};
 use crate::checker::Outcome;
 use crate::harness::{Client, PATIENCE, Server, plantstore};
 
-/// A wait that must end before any timeout of the server would end it.
+/// Shorter than any timeout of the server.
 const TIMEOUT: &str = "100s";
 const LONG_BEFORE: Duration = Duration::from_secs(15);
 
@@ -112,7 +112,7 @@ fn log_flood(case: &mut Case) {
     let before = server.everything_logged().len();
     case.add(&server);
     assert!(server.terminate().success());
-    // What it has written last may still be on its way to us.
+    // The last log lines may not have arrived yet.
     within(LONG_BEFORE, || {
         requests_in(&server.everything_logged()) == 3000
     });
@@ -140,7 +140,7 @@ fn log_flood(case: &mut Case) {
     case.serves_all();
 }
 
-/// Requests with a long path: those that have a line, and those that are counted.
+/// Requests with a long path: the logged ones, and the counted ones.
 fn requests_in(log: &str) -> u64 {
     let count = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap_or_default();

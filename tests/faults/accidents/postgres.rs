@@ -1,4 +1,4 @@
-//! Accidents around PostgreSQL: databases that are not ours, locks of other sessions, settings that promise less, an outage.
+//! Accidents with PostgreSQL: tables of other applications, locks of other sessions, weaker durability settings, an outage.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -25,7 +25,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "another application's tables in PostgreSQL",
             "tables `tokens` and `plants` of others in the schema `public`, in one named like the role, and in one named `plantstore`; `serve`, `migrate`, `token create`",
-            "our own schema is used, or refused if theirs are in it; their tables are not changed",
+            "our own schema is used, or rejected if theirs are in it; their tables are not changed",
         )
         .case("in public", |case| foreign_tables(case, "public"))
         .case("in a schema of the role", |case| foreign_tables(case, "postgres"))
@@ -70,7 +70,6 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
-/// Where the tables are.
 fn schema(postgres: &Postgres) -> String {
     let sql = "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE c.relname = 'plants' AND c.relkind = 'r' ORDER BY n.nspname = 'plantstore' DESC LIMIT 1";
@@ -110,7 +109,7 @@ fn foreign_tables(case: &mut Case, schema: &str) {
     ));
     let url = postgres.url();
     if schema == "plantstore" {
-        // Nothing but a refusal is right.
+        // Every command has to fail.
         let store = ["--store", &url];
         for command in [&["token", "create", "app"][..], &["migrate"], &["list"]] {
             case.count += 1;
@@ -234,7 +233,7 @@ impl Pooler {
         let program = "/usr/sbin/pgbouncer";
         let mut command = Command::new(program);
         if geteuid().is_root() {
-            // PgBouncer refuses to run as root.
+            // PgBouncer does not run as root.
             for path in [place.path(), &file] {
                 let mode = fs::Permissions::from_mode(0o755);
                 fs::set_permissions(path, mode).expect("a mode");

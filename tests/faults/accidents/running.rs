@@ -1,5 +1,5 @@
-//! Accidents to the files of a running server, under load. The server has to notice, stop acknowledging and exit with the
-//! reason, and what it acknowledged has to be found: in the file that was moved, or in the copy that it rescues.
+//! Accidents to the files of a running server, under load. The server has to detect them, stop acknowledging and exit with the
+//! reason, and every acknowledged plant has to be in the moved file or in the copy that the server rescues.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -19,11 +19,11 @@ use crate::load::Running;
 enum Kept {
     /// In this database file, with its WAL.
     In(&'static str),
-    /// In the database file alone; what is beside it is not its WAL.
+    /// In the database file alone; the file next to it is not its WAL.
     Alone,
-    /// In the copy that the server has made of what it had open, which its last words name.
+    /// In the copy that the server has made of its open files; the end of the log names it.
     Rescued,
-    /// The accident has destroyed the content: that is reported, and that is all there can be.
+    /// Nowhere: the accident has destroyed the content, and the server only has to report it.
     Destroyed,
 }
 
@@ -93,7 +93,7 @@ pub fn rows() -> Vec<Row> {
         })
         .case("directory deleted", move |case| {
             accident(case, Kept::Rescued, |case| {
-                // New files may appear while it is being emptied.
+                // New files may appear while the directory is being emptied.
                 while fs::remove_dir_all(case.path("data")).is_err() {}
             });
         }),
@@ -168,7 +168,7 @@ pub fn rows() -> Vec<Row> {
             });
         })
         .case("second half overwritten by zeros", move |case| {
-            // So many that the second half is all plants.
+            // Enough that the second half of the file is plants only.
             let (mut server, running) = serve(case);
             wait_for_adds(&running, 3000);
             case.history.append(running.stop());
@@ -197,7 +197,7 @@ pub fn rows() -> Vec<Row> {
             });
         })
         .case("directory replaced by a link to it", |case| {
-            // The path leads to the same files as before: nothing is wrong.
+            // The path leads to the same files as before: no error.
             let (mut server, running) = serve(case);
             mv(case, "data", "aside");
             std::os::unix::fs::symlink("aside", case.path("data")).expect("a link");
@@ -314,10 +314,10 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
-/// The store is in a directory of its own, which can be moved; the working directory stays.
+/// The store is in a subdirectory that can be moved; the working directory stays.
 const STORE: &[&str] = &["--store", "sqlite:data/plantstore.db"];
 
-/// A server under load. The token is beside the store, where the harness does not look for it.
+/// A server under load. The token file is next to the store, where the harness does not look for it.
 fn serve(case: &mut Case) -> (Server, Running) {
     let _ = fs::create_dir(case.path("data"));
     let server = case.serve(STORE);
@@ -330,7 +330,7 @@ fn serve(case: &mut Case) -> (Server, Running) {
     (server, running)
 }
 
-/// The server must notice, and nothing that it has acknowledged may be missing.
+/// The server must detect the accident, and no acknowledged plant may be missing.
 fn accident(case: &mut Case, kept: Kept, act: impl FnOnce(&Case)) {
     let (server, running) = serve(case);
     act(case);
@@ -396,7 +396,7 @@ fn stops(case: &mut Case, kept: Kept, mut server: Server, running: Running) {
     }
 }
 
-/// What is there instead must not be applied to the database.
+/// The file that replaced the WAL must not be applied to the database.
 fn wal_replaced(case: &mut Case, content: fn(&Path) -> Vec<u8>) {
     let wal = "data/plantstore.db-wal";
     accident(case, Kept::Alone, |case| {
@@ -430,7 +430,7 @@ fn last_words(said: &str) -> &str {
         .unwrap_or(said)
 }
 
-/// What the operator does next with a rescued copy: it is a backup.
+/// A rescued copy can be restored like a backup.
 fn restores(case: &mut Case, rescued: &Path) {
     let rescued = rescued.display().to_string();
     case.succeeds(&["restore", &rescued, "--store", "sqlite:restored.db"]);
@@ -438,7 +438,7 @@ fn restores(case: &mut Case, rescued: &Path) {
     case.complete(&case.path("restored.db"));
 }
 
-/// A restart, as by systemd, makes no empty store; with the file back in its place everything is there.
+/// A restart, as by systemd, creates no empty store; with the file back in place the store is complete.
 fn follow(case: &mut Case, moved: &str) {
     case.serve_rejected(STORE, &["plantstore.db"]);
     case.complete(&case.path(moved));
@@ -460,7 +460,7 @@ fn serves_all(case: &mut Case) {
     }
 }
 
-/// It may go on, if it keeps its word; if it stops, then with the reason.
+/// The server may continue without losing plants, or exit with the reason.
 fn goes_on_or_stops(case: &mut Case, act: impl FnOnce(&Case)) {
     let (mut server, running) = serve(case);
     act(case);
@@ -468,7 +468,7 @@ fn goes_on_or_stops(case: &mut Case, act: impl FnOnce(&Case)) {
     within(STOP_LIMIT, || {
         server.has_ended() || running.stored().len() > count + 200
     });
-    // Another process finds the files as they are now.
+    // Another process opens the current files.
     case.run(&[
         "token",
         "create",
@@ -498,7 +498,7 @@ fn goes_on_or_stops(case: &mut Case, act: impl FnOnce(&Case)) {
     serves_all(case);
 }
 
-/// The kernel makes a file system read-only after an error of the disk: writes to files that are open fail.
+/// After a disk error the kernel makes a file system read-only: writes to open files fail.
 fn writes_fail(case: &mut Case) {
     let fault = "pwrite64:error=EROFS:when=60+";
     let mut server = Server::start_with_fault(case.dir(), fault, &[]);
@@ -512,7 +512,7 @@ fn writes_fail(case: &mut Case) {
     case.serves_all();
 }
 
-/// Commands on a file system that is read-only say so.
+/// Commands on a read-only file system fail with the reason.
 fn read_only(case: &mut Case) {
     fs::create_dir(case.path("data")).expect("a directory");
     let disk = Mounted::new(&case.path("data"), "64m");
@@ -529,7 +529,7 @@ fn read_only(case: &mut Case) {
     drop(disk);
 }
 
-/// Commands whose file does not fit say so and leave nothing.
+/// Commands whose output does not fit fail with the reason and leave no file.
 fn full(case: &mut Case) {
     fs::create_dir(case.path("data")).expect("a directory");
     fs::write(case.path("rows.csv"), "id,name\n1,Fern\nx,Ivy\n").expect("a file");
@@ -546,7 +546,7 @@ fn full(case: &mut Case) {
     ] {
         case.count += 1;
         case.rejected(&[arguments, STORE].concat(), &[]);
-        // A copy that is not complete is a store that a second run completes.
+        // An incomplete copy is a store that a second run completes.
         let names = files_of(&case.path("data"));
         let is_left = |path: &PathBuf| path.to_string_lossy().contains("/out.");
         let left = names.iter().any(is_left);
@@ -566,7 +566,7 @@ fn full(case: &mut Case) {
     drop(disk);
 }
 
-/// A file system in memory, unmounted at the end.
+/// A tmpfs, unmounted at the end.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -603,7 +603,7 @@ fn files_of(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A store with a plant of its own, without a WAL.
+/// A different store with one plant, without a WAL.
 fn other_store(case: &mut Case) {
     fs::write(case.path("more.csv"), "id,name\n1,Fern\n").expect("a file");
     case.succeeds(&["import", "more.csv", "--store", "sqlite:other.db"]);

@@ -1,4 +1,4 @@
-//! Accidents to the files of a store while no server runs, and servers that are started on one store by several ways.
+//! Accidents to the files of a store while no server runs, and a second server on one store through different paths.
 
 use std::fmt::Write;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::accidents::{
 use crate::checker::Outcome;
 use crate::load::body;
 
-/// The commands that create a store where there is none.
+/// The commands that create a missing store.
 const CREATORS: [&[&str]; 5] = [
     &["serve"],
     &["token", "create", "new"],
@@ -73,7 +73,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "WAL deleted after a kill",
             "`kill -9`, `rm plantstore.db-wal`, then `serve`, `export`, `backup`, `copy`, `check`, `token create`, `import`; the same for a WAL that is empty or cut short at a commit",
-            "refused: acknowledged changes are missing; with the WAL back everything is there",
+            "rejected: acknowledged changes are missing; with the WAL back everything is there",
         )
         .case("deleted", |case| wal_gone(case, |wal| fs::remove_file(wal).expect("a file")))
         .case("emptied", |case| wal_gone(case, |wal| fs::write(wal, "").expect("a file")))
@@ -81,7 +81,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "database separated from its WAL after a kill",
             "`kill -9`, then the database alone is renamed, moved or copied to another directory, moved and replaced by a link, opened by a hard link; `serve`, `list`, `export`, `backup`",
-            "refused, or complete; with the database back everything is there",
+            "rejected, or complete; with the database back everything is there",
         )
         .case("moved to another directory", |case| {
             separated(case, "mkdir d && mv plantstore.db d", "d/plantstore.db");
@@ -97,25 +97,25 @@ pub fn rows() -> Vec<Row> {
         .case("hard link", |case| separated(case, "ln plantstore.db new.db", "new.db")),
         Row::new(
             "older copy put back",
-            "a copy of the database file, taken while the server ran, put back after a clean stop, after a kill, beside the WAL, and beside the WAL of a later session",
-            "refused, or complete",
+            "a copy of the database file, taken while the server ran, put back after a clean stop, after a kill, with the WAL, and with the WAL of a later session",
+            "rejected, or complete",
         )
         .case("after a clean stop", |case| old_copy(case, true, false))
         .case("after a kill", |case| old_copy(case, false, false))
-        .case("after a kill, beside the WAL", |case| old_copy(case, false, true))
-        .case("beside the WAL of a later session", old_copy_beside_later_wal),
+        .case("after a kill, with the WAL", |case| old_copy(case, false, true))
+        .case("with the WAL of a later session", old_copy_with_later_wal),
         Row::new(
             "files copied while the server runs",
             "all files copied one after another under load, opened elsewhere",
-            "refused, or a sound store that `check` accepts",
+            "rejected, or a sound store that `check` accepts",
         )
         .case("all files", |case| copied_under_load(case, &["", "-wal", "-lock"]))
         .case("without the WAL", |case| copied_under_load(case, &[""]))
         .case("WAL first", |case| copied_under_load(case, &["-wal", ""])),
         Row::new(
-            "another database beside a leftover WAL",
+            "another database with a leftover WAL",
             "`kill -9`, then another store, a backup or another program's database at the name of the database",
-            "refused, neither file is changed",
+            "rejected, neither file is changed",
         )
         .case("another store", |case| beside_wal(case, "other.db"))
         .case("a backup", |case| beside_wal(case, "backup.db"))
@@ -165,7 +165,7 @@ pub fn rows() -> Vec<Row> {
             "`sqlite3` opens the store after a kill, runs a checkpoint or VACUUM under a server; database and WAL moved together; \
              the files copied after a stop or a kill; the lock file and the shared memory deleted while nothing runs; a backup \
              restored; ten kills in a row",
-            "everything is there, nothing is refused",
+            "everything is there, nothing is rejected",
         )
         .case("sqlite3 after a kill", |case| {
             case.killed();
@@ -271,7 +271,7 @@ fn orphan_wal(case: &mut Case, creator: &[&str], accident: fn(&Case)) {
     case.serves_all();
 }
 
-/// The WAL is kept, here or under another name.
+/// The WAL still exists, possibly under another name.
 fn restore_beside_orphan(case: &mut Case, flags: &[&str]) {
     let server = case.serve(&[]);
     case.add(&server);
@@ -327,7 +327,7 @@ fn wal_gone(case: &mut Case, accident: fn(&Path)) {
     case.serves_all();
 }
 
-/// After a commit in the middle: what is left is a sound WAL.
+/// Truncates the WAL after a commit in the middle: the rest is a valid WAL.
 fn cut_short(wal: &Path) {
     let content = read(wal);
     let frames = content[32..].chunks_exact(24 + 4096).enumerate();
@@ -337,7 +337,7 @@ fn cut_short(wal: &Path) {
     fs::write(wal, &content[..end]).expect("a file");
 }
 
-/// A server that does not see the WAL must not serve what the database has without it.
+/// A server that cannot find the WAL must not serve the database without it.
 fn separated(case: &mut Case, script: &str, database: &str) {
     case.killed();
     let done = case.shell(script, &[]);
@@ -380,7 +380,7 @@ fn separated(case: &mut Case, script: &str, database: &str) {
     case.serves_all();
 }
 
-/// SQLite keeps the files consistent: the server goes on.
+/// SQLite keeps the files consistent: the server continues.
 fn other_program(case: &mut Case, sql: &str) {
     let mut server = case.serve(&[]);
     let load = case.load(2, 900_000);
@@ -391,7 +391,7 @@ fn other_program(case: &mut Case, sql: &str) {
         other.busy_timeout(STOP_LIMIT).expect("a timeout");
         let _ = other.execute_batch(sql);
     }
-    // Longer than the server takes to look at its files.
+    // Longer than the interval at which the server checks its files.
     within(Duration::from_secs(4), || server.has_ended());
     let said = server.everything_logged();
     case.expect(
@@ -428,9 +428,9 @@ fn old_copy(case: &mut Case, is_clean: bool, keeps_wal: bool) {
     }
 }
 
-/// The copy lacks what was added after it, and the WAL has only what was added since the last start. The database does not
-/// grow meanwhile, so that its length says nothing.
-fn old_copy_beside_later_wal(case: &mut Case) {
+/// The copy lacks the plants that were added after it, and the WAL has only those since the last start. The database does not
+/// grow meanwhile, so its length reveals nothing.
+fn old_copy_with_later_wal(case: &mut Case) {
     case.stopped();
     let mut rows = "id,name\n".to_owned();
     for id in (0..2_000_000).step_by(1000) {
@@ -458,7 +458,7 @@ fn old_copy_beside_later_wal(case: &mut Case) {
     case.serves_all();
 }
 
-/// What is opened is a sound store, and every plant in it was sent.
+/// A copy that opens is undamaged, and every plant in it was sent.
 fn copied_under_load(case: &mut Case, suffixes: &[&str]) {
     let server = case.serve(&[]);
     case.add(&server);
@@ -541,7 +541,7 @@ fn second_server(case: &mut Case, arguments: &[&str], accident: fn(&Case)) {
     case.add(&server);
     accident(case);
     case.serve_rejected(arguments, &["plantstore"]);
-    // The first one goes on, or it has noticed something and says so.
+    // The first server continues, or exits with the reason.
     if server.has_ended() {
         let said = server.everything_logged();
         case.expect(said.contains("plantstore: "), "wrong", said);

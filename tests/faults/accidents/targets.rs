@@ -1,4 +1,4 @@
-//! Every command that writes a file, against every kind of file that it must not touch.
+//! Every command that writes a file, with every kind of file that it must not overwrite as its target.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use crate::accidents::{Case, Ran, Row, is_error_message, ran};
 use crate::harness::{Server, plantstore};
 
-/// What the server of the store is doing meanwhile.
+/// The state of the server meanwhile.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     Running,
@@ -24,7 +24,7 @@ const STATES: [(State, &str); 3] = [
     (State::Stopped, "server stopped"),
 ];
 
-/// Files that belong to the store itself.
+/// Files of the store itself.
 const OWN: [&str; 7] = [
     "plantstore.db",
     "plantstore.db-wal",
@@ -35,7 +35,7 @@ const OWN: [&str; 7] = [
     "hard.db",
 ];
 
-/// Other files, and places where no file can be.
+/// Other files, and paths where no file can be created.
 const OTHERS: [&str; 8] = [
     "backup.db",
     "foreign.db",
@@ -47,14 +47,14 @@ const OTHERS: [&str; 8] = [
     "missing/file",
 ];
 
-/// A command, with `TARGET` where the name of the file goes.
+/// A command, with `TARGET` in place of the file name.
 struct Writer {
     arguments: &'static [&'static str],
     /// Targets that the command may accept: a store to open, a backup to replace, a name to use.
     may_accept: &'static [&'static str],
 }
 
-/// An export or a rejects file may be a new file, never one of these.
+/// An export or a rejects file may be a new file, never an existing one.
 const EXPORTS: [Writer; 3] = [
     Writer {
         arguments: &["export", "TARGET"],
@@ -81,7 +81,7 @@ const BACKUPS: [Writer; 2] = [
     },
 ];
 
-/// What `restore --force` replaces is kept under another name.
+/// `restore --force` keeps the replaced store under another name.
 const RESTORES: [Writer; 2] = [
     Writer {
         arguments: &["restore", "backup.db", "--store", "sqlite:TARGET"],
@@ -105,7 +105,7 @@ const RESTORES: [Writer; 2] = [
     },
 ];
 
-/// Commands that open a store may open a store; a hard link to one may be refused or not.
+/// Commands that open a store may open a store; a hard link to one may be rejected or not.
 const STORES: &[&str] = &[
     "dangling",
     "plantstore.db",
@@ -235,7 +235,7 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
-/// A directory with one of everything, and the server if it runs.
+/// A directory with every kind of file, and the server if it runs.
 fn scene(case: &mut Case, state: State) -> Option<Server> {
     let mut server = case.serve(&[]);
     case.add(&server);
@@ -314,7 +314,7 @@ fn against(case: &mut Case, writer: &Writer, target: &str, is_running: bool) {
     }
 }
 
-/// `serve` is ended once it listens.
+/// `serve` is stopped once it listens.
 fn run_or_serve(case: &Case, arguments: &[&str]) -> Ran {
     if arguments[0] != "serve" {
         return case.run(arguments);
@@ -356,13 +356,13 @@ fn with_prefix(case: &Case, prefix: &str) -> Vec<PathBuf> {
     found.map(|name| case.path(name)).collect()
 }
 
-/// The files that a running server has open, as the file system knows them.
+/// The inodes of the files that a running server has open.
 fn open_files(case: &Case) -> [Option<u64>; 4] {
     let number = |suffix| fs::symlink_metadata(case.path(&format!("plantstore.db{suffix}")));
     ["", "-wal", "-shm", "-lock"].map(|suffix| number(suffix).ok().map(|file| file.ino()))
 }
 
-/// The page is one of the files that no command may touch, or the directory is a file.
+/// `man --to` with a page that is a protected file, or a target that is not a directory.
 fn man(case: &mut Case) {
     let server = scene(case, State::Running);
     fs::create_dir(case.path("pages")).expect("a directory");
@@ -378,7 +378,7 @@ fn man(case: &mut Case) {
             };
             linked.expect("a link");
             let ran = case.run(&["man", "--to", "pages"]);
-            // A name that is replaced leaves the file as it is.
+            // Replacing a directory entry does not change the file.
             if !(is_hard && ran.code == Some(0)) {
                 case.expect_failure(&format!("man over {target}"), &ran, &["plantstore.1"]);
             }
@@ -398,10 +398,10 @@ fn man(case: &mut Case) {
     drop(server);
 }
 
-/// The names that commands use, or have used, for a file that is not complete. `exec` keeps the process id.
+/// The temporary names that commands use or have used. `exec` keeps the process id.
 const UNFINISHED: [&str; 5] = ["-partial", ".$$.part", ".part", ".tmp", ".new"];
 
-/// Something else has the name that the command would use.
+/// Another file has the temporary name of the command.
 fn temporary_names(case: &mut Case, arguments: &[&str]) {
     let server = scene(case, State::Running);
     let target = target_of(arguments);
@@ -453,7 +453,7 @@ fn temporary_names(case: &mut Case, arguments: &[&str]) {
     drop(server);
 }
 
-/// The name of the file that the command makes.
+/// The name of the file that the command creates.
 fn target_of<'a>(arguments: &[&'a str]) -> &'a str {
     let words = arguments
         .iter()
@@ -462,7 +462,7 @@ fn target_of<'a>(arguments: &[&'a str]) -> &'a str {
     targets.next().expect("a target")
 }
 
-/// A new store has its first token in a file beside it. Something else has that name, or its temporary name.
+/// A new store has its first token in a file next to it. Another file has that name, or its temporary name.
 fn first_token(case: &mut Case) {
     let server = scene(case, State::Running);
     let before = fs::read(case.path("other.db")).expect("a file");
@@ -512,7 +512,7 @@ fn rejects_over_input(case: &mut Case) {
     case.complete(&case.path("plantstore.db"));
 }
 
-/// Every file that is made is for its owner alone.
+/// Every created file is accessible to its owner only.
 fn modes(case: &mut Case, umask: &str) {
     fs::write(case.path("rows.csv"), "id,name\n1,Fern\nx,Ivy\n").expect("a file");
     let script = format!("umask {umask} && exec \"$0\" \"$@\"");

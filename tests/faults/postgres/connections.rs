@@ -29,10 +29,10 @@ pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
     let count = || proxy.cuts().iter().sum::<usize>();
     for number in 0..cuts.div_ceil(CUTS_A_RUN) {
         let before = count();
-        let wanted = CUTS_A_RUN.min(cuts - before.min(cuts));
+        let target = CUTS_A_RUN.min(cuts - before.min(cuts));
         let running = node.load(load(number, 0, random.next()));
         proxy.cut(true);
-        wait_until("connections are cut", || count() >= before + wanted);
+        wait_until("connections are cut", || count() >= before + target);
         proxy.cut(false);
         let run = running.stop();
         let acknowledged = run.acknowledged().count();
