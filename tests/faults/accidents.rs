@@ -28,7 +28,7 @@ use crate::report::{Progress, thousands};
 /// Cases that run at the same time.
 const PARALLEL: usize = 4;
 
-/// How long a server may take to stop after its files are gone. It has three seconds; a loaded machine takes longer.
+/// How long a server may take to stop after its files are gone. It checks them every second; a loaded machine takes longer.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
 /// A problem may quote the output of a command, which is truncated to this length.

@@ -32,12 +32,12 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "more connections than file descriptors",
             "`ulimit -n 200`, 300 connections; 64 silent connections to the private listener",
-            "`/readyz` answers, adds work when the others are gone",
+            "`/readyz` responds, adds work when the others are gone",
         )
         .case("300 connections", few_descriptors)
         .case("silent connections", silent_connections),
         Row::new(
-            "half-sent requests at the end",
+            "incomplete requests at shutdown",
             "50 connections that have sent nothing, half of the headers, or half of a body, then SIGTERM",
             "they are closed at once and the server exits with 0",
         )

@@ -45,7 +45,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "PgBouncer in transaction mode",
             "two nodes under load through a PgBouncer with two server connections",
-            "every add is answered with 200 or 40009",
+            "every add gets 200 or 40009",
         )
         .case("transaction mode", pooled),
         Row::new(

@@ -27,7 +27,7 @@ enum Kept {
     Destroyed,
 }
 
-const STOPS: &str = "the server exits within 3 s with the reason";
+const STOPS: &str = "the server exits with the reason";
 
 #[expect(clippy::too_many_lines, reason = "it is a table")]
 pub fn rows() -> Vec<Row> {
@@ -37,7 +37,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "database file moved under a server",
             "`mv` in its directory, to another directory, with and without its WAL",
-            "the server exits within 3 s with the reason; the moved file is complete",
+            "the server exits with the reason; the moved file is complete",
         )
         .case("moved", move |case| {
             accident(case, Kept::In("data/aside.db"), |case| {
@@ -76,7 +76,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "database file deleted under a server",
             "`rm` of the database, of all its files, of the directory",
-            "the server exits within 3 s with the reason; a rescued copy is complete",
+            "the server exits with the reason; a rescued copy is complete",
         )
         .case("deleted", move |case| {
             accident(case, Kept::Rescued, |case| rm(case, database));
@@ -100,7 +100,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "database file replaced under a server",
             "a text file, another store, an older copy or an empty file renamed over it",
-            "the server exits within 3 s with the reason; a rescued copy is complete",
+            "the server exits with the reason; a rescued copy is complete",
         )
         .case("replaced by a text file", move |case| {
             accident(case, Kept::Rescued, |case| {
@@ -185,7 +185,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "data directory moved under a server",
             "renamed; renamed and replaced by an empty one or by a link; its file system unmounted (`umount -l`); another one mounted over it",
-            "the server exits within 3 s with the reason; the moved directory, or a rescued copy, is complete",
+            "the server exits with the reason; the moved directory, or a rescued copy, is complete",
         )
         .case("directory moved", |case| {
             accident(case, Kept::In("aside/plantstore.db"), |case| mv(case, "data", "aside"));
@@ -223,7 +223,7 @@ pub fn rows() -> Vec<Row> {
         Row::new(
             "WAL file moved, deleted or replaced under a server",
             "`mv`, `rm`, an empty file, a text file, a copy of the WAL or half of it renamed over it",
-            "the server exits within 3 s with the reason; the database is complete, and what replaced the WAL is not applied to it",
+            "the server exits with the reason; the database is complete, and what replaced the WAL is not applied to it",
         )
         .case("WAL deleted", move |case| {
             accident(case, Kept::In(database), |case| rm(case, wal));
