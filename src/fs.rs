@@ -19,7 +19,7 @@ pub const COMPANIONS: [&str; 4] = ["-wal", "-shm", "-journal", "-lock"];
 pub const APPLICATION_ID: u32 = 0x506c_6e74;
 
 /// The ending of temporary names. Before it stand a random number and a checksum, so that a leftover of a killed process is
-/// recognised and a file of somebody else is not taken for one.
+/// recognised and a file of another program is not taken for one.
 const TEMPORARY: &str = ".plantstore-tmp";
 
 /// File names may have 255 bytes; the rest is for the random part, the ending and the suffixes of SQLite.
