@@ -29,8 +29,8 @@ pub fn prose(text: &str) -> String {
     parts.iter().enumerate().map(spell).collect()
 }
 
-/// Puts each value where the template has its `{{name}}`. A name without a value is an error, and so is
-/// a value that nobody asked for. Values are not looked into.
+/// Replaces each `{{name}}` of the template by its value. A name without a value is an error, and so is a value whose name
+/// the template does not contain. Placeholders inside values are not replaced.
 pub fn fill(template: &str, values: &[(&str, String)]) -> Result<String, String> {
     let mut html = String::new();
     let mut used = Vec::new();
