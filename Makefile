@@ -18,22 +18,27 @@ NICE := nice -n 19
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
 test: setup fmt
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=line tests-sqlite tests-postgres checks
+	@$(MAKE) --no-print-directory --jobs=3 tests-sqlite tests-postgres checks
 	@echo "all tests passed"
 
 # Without the job server of make, which would limit each cargo to one process while the other parts run.
 PART := env MAKEFLAGS= $(MAKE) --no-print-directory CARGO="$(CARGO)"
 
+# Every line of output starts with the name of its part; a failure of a command before the pipe is a failure of the part.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+LABEL = 2>&1 | sed --unbuffered 's/^/$@: /'
+
 tests-sqlite:
-	@$(PART) it-sqlite
-	@$(PART) faults-share
+	@$(PART) it-sqlite $(LABEL)
+	@$(PART) faults-share $(LABEL)
 
 tests-postgres:
-	@$(PART) it-postgres
+	@$(PART) it-postgres $(LABEL)
 
 checks:
-	@$(NICE) $(PART) build deny lint docs
-	@$(PART) browser schemathesis
+	@$(NICE) $(PART) build deny lint docs $(LABEL)
+	@$(PART) browser schemathesis $(LABEL)
 
 # Needs only Rust.
 check: fmt lint docs
