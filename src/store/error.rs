@@ -74,29 +74,21 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// Why a store cannot be opened. Each message says what to do.
+/// Why a store cannot be opened. Each message says what to do; callers tell some of the reasons apart.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("there is no store at {0}; `plantstore serve` creates one")]
     Missing(String),
+    #[error("there is no file {0}")]
+    NoFile(String),
     #[error(
-        "cannot {action} {path}; check that its directory exists and that this user may write there"
+        "the store {path} is in use by another plantstore{holder}; stop that one, or choose another --store"
     )]
-    Io {
-        action: &'static str,
+    Locked {
         path: String,
-        source: std::io::Error,
+        /// Such as ` (process 4711)`; empty if it is unknown.
+        holder: String,
     },
-    #[error(
-        "cannot open {path} for writing; check that it is a file and that this user may write to it and its directory"
-    )]
-    NotWritable {
-        path: String,
-        source: rusqlite::Error,
-    },
-    #[error("the store {path} is in use by another plantstore{}; stop that one, or choose another --store", 
-        .pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
-    Locked { path: String, pid: Option<String> },
     #[error("{0} is not a database of plantstore; choose another --store")]
     NotOurs(String),
     #[error(
@@ -108,63 +100,23 @@ pub enum OpenError {
         found: i64,
         known: i64,
     },
+    #[error("the disk of the store {0} is full; free some space and start again")]
+    Full(String),
+    #[error("the store {0} is being used by another program; end that program and start again")]
+    InUse(String),
     #[error(
-        "the store {path} rejects `PRAGMA {pragma}` (its value is {found}), so a 200 would not mean on disk; move it to a local disk"
+        "{0} is a backup and is not changed; `plantstore restore {0} --store …` creates a store from it"
     )]
-    Pragma {
+    IsBackup(String),
+    #[error("{0} is not a backup; `plantstore backup` creates one of a store")]
+    NotABackup(String),
+    #[error("cannot use the store {path}; if it is damaged, restore a backup")]
+    Sqlite {
         path: String,
-        pragma: &'static str,
-        found: String,
+        source: rusqlite::Error,
     },
-    #[error(
-        "{0} is damaged: plants that were acknowledged can no longer be read from it; \
-         move it away together with its database and restore a backup"
-    )]
-    WalDamaged(String),
-    #[error(
-        "{database} is missing or empty, but {wal} holds transactions of it: creating a store here would destroy them; \
-         move the database file back next to it, or move {wal} away together with its database"
-    )]
-    OrphanWal { database: String, wal: String },
-    #[error(
-        "{wal} does not belong to {database}: an older copy or another database was put in its place; \
-         put the right database file back, or move {wal} away and restore a backup"
-    )]
-    WalOfOtherDatabase { database: String, wal: String },
-    #[error(
-        "{0} lacks transactions that were committed while it was served: its WAL file was deleted or cut short, or an older \
-         copy was put in its place; put the missing file back or restore a backup; to go on without them, run \
-         `plantstore check --accept-loss`"
-    )]
-    Incomplete(String),
-    #[error(
-        "{0} was in use when it was copied or when its server was killed, and its WAL file {0}-wal is missing; put it next to \
-         the database or restore a backup; to go on without it, run `plantstore check --accept-loss`"
-    )]
-    WalMissing(String),
-    #[error(
-        "{path} has the name of a file that belongs to the database {database}; choose another --store"
-    )]
-    SidecarFile { path: String, database: String },
-    #[error(
-        "there is no database at {path}, but {lock} says that one was served here; \
-         move it back or restore a backup; to start with an empty store, delete {lock}"
-    )]
-    DatabaseMissing { path: String, lock: String },
-    #[error(
-        "{0} has more than one name (hard link), and SQLite would keep a WAL for each; \
-         use the name under which it was served, or remove the others"
-    )]
-    HardLinks(String),
     #[error("the database {database} cannot be reached; check that it runs, and --store")]
     Unreachable { database: String, source: Cause },
-    #[error(
-        "the database {database} rejects the connection; check the user, the password and the name in --store"
-    )]
-    Rejected {
-        database: String,
-        source: tokio_postgres::Error,
-    },
     #[error("the database {database} must not be used: {problem}")]
     Unsafe { database: String, problem: String },
     #[error(
@@ -182,23 +134,23 @@ pub enum OpenError {
         database: String,
         source: tokio_postgres::Error,
     },
-    #[error("the disk of the store {0} is full; free some space and start again")]
-    Full(String),
-    #[error("the store {0} is being used by another program; end that program and start again")]
-    InUse(String),
-    #[error(
-        "{0} is a backup and is not changed; `plantstore restore {0} --store …` creates a store from it"
-    )]
-    IsBackup(String),
-    #[error("there is no file {0}")]
-    NoFile(String),
-    #[error("{0} is not a backup; `plantstore backup` creates one of a store")]
-    NotABackup(String),
-    #[error("cannot use the store {path}; if it is damaged, restore a backup")]
-    Sqlite {
-        path: String,
-        source: rusqlite::Error,
+    #[error("{message}")]
+    Other {
+        message: String,
+        source: Option<Cause>,
     },
+}
+
+impl OpenError {
+    pub(super) fn other(message: String) -> Self {
+        let source = None;
+        Self::Other { message, source }
+    }
+
+    pub(super) fn caused_by(source: impl Into<Cause>, message: String) -> Self {
+        let source = Some(source.into());
+        Self::Other { message, source }
+    }
 }
 
 /// Why a backup was not created, or not restored. Each message says what to do.
@@ -224,14 +176,10 @@ impl From<rusqlite::Error> for SaveError {
 }
 
 /// Adds the action and the path to an error of the file system; an argument of `map_err`.
-pub(super) fn failed_to(
-    action: &'static str,
-    path: &Path,
-) -> impl FnOnce(std::io::Error) -> OpenError {
-    let path = path.display().to_string();
-    move |source| OpenError::Io {
-        action,
-        path,
-        source,
-    }
+pub(super) fn failed_to(action: &str, path: &Path) -> impl FnOnce(std::io::Error) -> OpenError {
+    let message = format!(
+        "cannot {action} {}; check that its directory exists and that this user may write there",
+        path.display()
+    );
+    |source| OpenError::caused_by(source, message)
 }

@@ -115,8 +115,9 @@ const BREAKS: [Break; 7] = [
     Break {
         name: "no-orphan-wal-check",
         file: "src/store/sqlite/open.rs",
-        before: "match orphan_of(real) {",
-        after: r#"match orphan_of(real).filter(|_| !crate::is_broken("no-orphan-wal-check")) {"#,
+        before: "let Some(orphan) = orphan_of(real) else {",
+        after: r#"let orphan = orphan_of(real).filter(|_| !crate::is_broken("no-orphan-wal-check"));
+    let Some(orphan) = orphan else {"#,
         suite: Suite::Accident("`serve`, database and lock file moved"),
         expected: "silent: ",
     },

@@ -179,7 +179,12 @@ pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> Op
         // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
         // others are temporary, such as 57P03 (the server is starting) and 53300 (too many connections).
         match source.code().map(|code| &code.code()[..2]) {
-            Some("28" | "3D" | "42") => OpenError::Rejected { database, source },
+            Some("28" | "3D" | "42") => OpenError::caused_by(
+                source,
+                format!(
+                    "the database {database} rejects the connection; check the user, the password and the name in --store"
+                ),
+            ),
             _ => OpenError::Unreachable {
                 database,
                 source: source.into(),

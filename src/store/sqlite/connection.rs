@@ -53,7 +53,9 @@ pub(super) fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError
         _ if shared_memory(&source) => OpenError::Full(path),
         Some(ErrorCode::NotADatabase) => OpenError::NotOurs(path),
         Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
-            OpenError::NotWritable { path, source }
+            let advice =
+                "check that it is a file and that this user may write to it and its directory";
+            OpenError::caused_by(source, format!("cannot open {path} for writing; {advice}"))
         }
         Some(ErrorCode::DatabaseBusy) => OpenError::InUse(path),
         Some(ErrorCode::DiskFull) => OpenError::Full(path),

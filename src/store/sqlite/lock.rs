@@ -111,16 +111,23 @@ pub(super) fn check_complete(connection: &Connection, store: &Path) -> Result<()
     let Some(state) = state else {
         return Ok(());
     };
-    let path = || store.display().to_string();
+    let path = store.display();
     match last.filter(|last| last.identity == state.identity) {
         Some(last) => {
             let stored = rows::last_batch(connection).map_err(unusable(store))?;
             if stored < last.batch {
-                return Err(OpenError::Incomplete(path()));
+                return Err(OpenError::other(format!(
+                    "{path} lacks transactions that were committed while it was served: its WAL file was deleted or cut short, or \
+                     an older copy was put in its place; put the missing file back or restore a backup; to go on without them, run \
+                     `plantstore check --accept-loss`"
+                )));
             }
         }
         None if !state.is_clean && is_empty(&with_suffix(store, "-wal")) => {
-            return Err(OpenError::WalMissing(path()));
+            return Err(OpenError::other(format!(
+                "{path} was in use when it was copied or when its server was killed, and its WAL file {path}-wal is missing; put it \
+                 next to the database or restore a backup; to go on without it, run `plantstore check --accept-loss`"
+            )));
         }
         None => {}
     }
@@ -154,9 +161,10 @@ impl Lock {
         while !lock_both(&file, database.as_ref()).map_err(failed_to("lock", &path))? {
             // A command may be checking the WAL after a crash, which does not take long. It does not write its id.
             if is_held_by_server(&path) || start.elapsed() >= CHECK_TIMEOUT {
+                let holder = holder(&path).map(|pid| format!(" (process {pid})"));
                 return Err(OpenError::Locked {
                     path: store.display().to_string(),
-                    pid: holder(&path),
+                    holder: holder.unwrap_or_default(),
                 });
             }
             thread::sleep(Duration::from_millis(10));

@@ -119,9 +119,9 @@ pub(super) fn switch_to_rollback_journal(path: &Path) -> Result<(), OpenError> {
     if version(&connection, path)? >= VERSION_WITH_STATE {
         lock::set_clean(&connection, true).map_err(unusable(path))?;
     }
-    match set_and_read_back(&connection, "journal_mode = DELETE", "delete", path) {
-        Err(OpenError::Pragma { path, .. }) => Err(OpenError::InUse(path)),
-        other => other,
+    match set_and_read_back(&connection, "journal_mode = DELETE", path)?.as_str() {
+        "delete" => Ok(()),
+        _ => Err(OpenError::InUse(path.display().to_string())),
     }
 }
 
@@ -154,16 +154,19 @@ pub(super) fn create(path: &Path) -> Result<(), OpenError> {
     if fs::metadata(&real).map_or(0, |found| found.len()) == 0 {
         check_no_orphan(&real)?;
         if let Some(database) = database_of_sidecar(&real) {
-            return Err(OpenError::SidecarFile {
-                path: path.display().to_string(),
-                database: database.display().to_string(),
-            });
+            return Err(OpenError::other(format!(
+                "{} has the name of a file that belongs to the database {}; choose another --store",
+                path.display(),
+                database.display()
+            )));
         }
         if lock::was_served(&real) {
-            return Err(OpenError::DatabaseMissing {
-                path: path.display().to_string(),
-                lock: with_suffix(&real, "-lock").display().to_string(),
-            });
+            let lock = with_suffix(&real, "-lock");
+            let (path, lock) = (path.display(), lock.display());
+            return Err(OpenError::other(format!(
+                "there is no database at {path}, but {lock} says that one was served here; \
+                 move it back or restore a backup; to start with an empty store, delete {lock}"
+            )));
         }
     }
     match create_empty(path, path) {
@@ -175,13 +178,14 @@ pub(super) fn create(path: &Path) -> Result<(), OpenError> {
 
 /// SQLite would delete the WAL of a database that is missing or empty.
 fn check_no_orphan(real: &Path) -> Result<(), OpenError> {
-    match orphan_of(real) {
-        Some(orphan) => Err(OpenError::OrphanWal {
-            database: real.display().to_string(),
-            wal: orphan.display().to_string(),
-        }),
-        None => Ok(()),
-    }
+    let Some(orphan) = orphan_of(real) else {
+        return Ok(());
+    };
+    let (database, wal) = (real.display(), orphan.display());
+    Err(OpenError::other(format!(
+        "{database} is missing or empty, but {wal} holds transactions of it: creating a store here would destroy them; \
+         move the database file back next to it, or move {wal} away together with its database"
+    )))
 }
 
 /// Makes the names of the database and of its WAL survive a power failure. SQLite syncs the directory of a new WAL too, but ignores
@@ -261,7 +265,13 @@ fn connect_unchecked(path: &Path) -> Result<Connection, OpenError> {
         ("fullfsync = ON", "1"),
         ("checkpoint_fullfsync = ON", "1"),
     ] {
-        set_and_read_back(&connection, pragma, expected, path)?;
+        let found = set_and_read_back(&connection, pragma, path)?;
+        if found != expected {
+            return Err(OpenError::other(format!(
+                "the store {} rejects `PRAGMA {pragma}` (its value is {found}), so a 200 would not mean on disk; move it to a local disk",
+                path.display()
+            )));
+        }
     }
     Ok(connection)
 }
@@ -276,17 +286,20 @@ fn check_one_name(real: &Path) -> Result<(), OpenError> {
     }
     let content = open_existing(real, false).and_then(|file| Content::of(&file));
     match content {
-        Ok(Content::Store) => Err(OpenError::HardLinks(real.display().to_string())),
+        Ok(Content::Store) => Err(OpenError::other(format!(
+            "{} has more than one name (hard link), and SQLite would keep a WAL for each; \
+             use the name under which it was served, or remove the others",
+            real.display()
+        ))),
         _ => Ok(()),
     }
 }
 
 fn set_and_read_back(
     connection: &Connection,
-    pragma: &'static str,
-    expected: &str,
+    pragma: &str,
     path: &Path,
-) -> Result<(), OpenError> {
+) -> Result<String, OpenError> {
     connection
         .execute_batch(&format!("PRAGMA {pragma}"))
         .map_err(unusable(path))?;
@@ -294,23 +307,14 @@ fn set_and_read_back(
         .split(' ')
         .next()
         .expect("split always yields one part");
-    let found = connection
+    connection
         .query_row(&format!("PRAGMA {name}"), [], |row| {
             row.get_ref(0).map(|value| match value {
                 rusqlite::types::ValueRef::Integer(number) => number.to_string(),
                 other => other.as_str().unwrap_or_default().to_owned(),
             })
         })
-        .map_err(unusable(path))?;
-    if found == expected {
-        Ok(())
-    } else {
-        Err(OpenError::Pragma {
-            path: path.display().to_string(),
-            pragma,
-            found,
-        })
-    }
+        .map_err(unusable(path))
 }
 
 pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {

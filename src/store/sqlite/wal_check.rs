@@ -52,11 +52,18 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
         return Ok(());
     };
     if damage == Damage::Rejected && is_damaged(&wal).map_err(failed_to("read", &wal))? {
-        return Err(OpenError::WalDamaged(wal.display().to_string()));
+        return Err(OpenError::other(format!(
+            "{} is damaged: plants that were acknowledged can no longer be read from it; \
+             move it away together with its database and restore a backup",
+            wal.display()
+        )));
     }
-    let foreign = || OpenError::WalOfOtherDatabase {
-        database: store.display().to_string(),
-        wal: wal.display().to_string(),
+    let foreign = || {
+        let (database, wal) = (store.display(), wal.display());
+        OpenError::other(format!(
+            "{wal} does not belong to {database}: an older copy or another database was put in its place; \
+             put the right database file back, or move {wal} away and restore a backup"
+        ))
     };
     let content = database.as_ref().map(Content::of).transpose();
     if content.map_err(failed_to("read", store))? == Some(Content::Backup)
