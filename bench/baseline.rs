@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use plantstore::{
-    ApiError, AppState, BodyLimits, Caller, Created, Draining, ErrorKind, JsonBody, Metrics, Mode,
-    NewPlant, Runtimes, Store, Timeouts, TokenCache, Writer, serve_connection, start_logging,
+    ApiError, AppState, BodyLimits, Caller, Draining, ErrorKind, JsonBody, Metrics, Mode, NewPlant,
+    PlantResponse, Runtimes, Store, Timeouts, TokenCache, Writer, serve_connection, start_logging,
     with_fallbacks,
 };
 use tokio::net::TcpListener;
@@ -25,9 +25,7 @@ async fn main() -> anyhow::Result<()> {
     let _log = start_logging(log_level.parse()?);
     let location = store.parse().map_err(anyhow::Error::msg)?;
     let timeout = Duration::from_secs(60);
-    let metrics = Arc::new(Metrics::new(
-        ErrorKind::ALL.iter().map(|kind| kind.number()),
-    ));
+    let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
     let stores = vec![Store::open(&location, Mode::Read)?];
     let (writer, _thread) = Writer::spawn(stores, 4096, timeout, Arc::clone(&metrics));
     let reader = Store::open(&location, Mode::Read)?;
@@ -70,6 +68,6 @@ async fn main() -> anyhow::Result<()> {
 async fn create_without_store(
     _caller: Caller,
     JsonBody(body): JsonBody,
-) -> Result<Created, ApiError> {
-    Ok(Created(NewPlant::from_json(&body)?.plant))
+) -> Result<PlantResponse, ApiError> {
+    Ok(PlantResponse(NewPlant::from_json(&body)?.plant))
 }

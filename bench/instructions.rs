@@ -13,8 +13,8 @@ use axum::routing::post;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use plantstore::{
-    Addition, ApiError, AppState, BodyLimits, Caller, Created, Draining, ErrorKind, JsonBody,
-    Location, Metrics, Mode, NewPlant, NewToken, Store, Token, TokenCache, TokenId, Writer,
+    Addition, ApiError, AppState, BodyLimits, Caller, Draining, ErrorKind, JsonBody, Location,
+    Metrics, Mode, NewPlant, NewToken, PlantResponse, Store, Token, TokenCache, TokenId, Writer,
     respond, start_logging, with_fallbacks,
 };
 use tracing_subscriber::filter::LevelFilter;
@@ -55,9 +55,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let _here = runtime.enter();
-    let metrics = Arc::new(Metrics::new(
-        ErrorKind::ALL.iter().map(|kind| kind.number()),
-    ));
+    let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
     let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
     let http_metrics = metrics.for_runtime();
     let state = AppState {
@@ -100,8 +98,8 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
 async fn create_without_store(
     _caller: Caller,
     JsonBody(body): JsonBody,
-) -> Result<Created, ApiError> {
-    Ok(Created(NewPlant::from_json(&body)?.plant))
+) -> Result<PlantResponse, ApiError> {
+    Ok(PlantResponse(NewPlant::from_json(&body)?.plant))
 }
 
 fn write(location: &Location, adds: u64) -> anyhow::Result<()> {

@@ -151,19 +151,19 @@ impl TokenCache {
         entries.insert(digest, cached.clone());
         self.0.metrics.token_cache_entries.set(entries.len() as u64);
         drop(entries);
-        self.record_use(&cached);
+        self.record_token_use(&cached);
         Ok(cached)
     }
 
     /// Records the last use to the minute, so at most once a minute and not for every request.
-    fn record_use(&self, token: &CachedToken) {
+    fn record_token_use(&self, token: &CachedToken) {
         let now = Timestamp::now();
         let minute = now.as_second() - now.as_second().rem_euclid(60);
         let last_used_at = token.record.last_used_at;
         let is_recorded = last_used_at.is_some_and(|at| at.as_second() >= minute);
         if !is_recorded && token.check_validity().is_ok() {
             let minute = Timestamp::from_second(minute).unwrap_or(now);
-            self.0.writer.touch_token(token.id(), minute);
+            self.0.writer.record_token_use(token.id(), minute);
         }
     }
 }

@@ -37,7 +37,7 @@ pub use http::connection::{Draining, respond, serve as serve_connection};
 pub use http::docs::OPENAPI_YAML;
 pub use http::error::{ApiError, ErrorKind};
 pub use http::timeouts::Timeouts;
-pub use http::{AppState, BodyLimits, Caller, Created, JsonBody, with_fallbacks};
+pub use http::{AppState, BodyLimits, Caller, JsonBody, PlantResponse, with_fallbacks};
 pub use logging::start as start_logging;
 pub use metrics::Metrics;
 pub use plant::NewPlant;

@@ -97,8 +97,8 @@ impl HistogramSnapshot {
 /// The responses of one runtime. Only that runtime writes here, and the alignment keeps it off the cache lines of others.
 #[repr(align(128))]
 pub struct HttpMetrics {
-    error_numbers: Arc<[u32]>,
-    /// Responses with a number of the error catalogue, in its order.
+    error_codes: Arc<[u32]>,
+    /// Responses with an error code, in its order.
     errors: Vec<Counter>,
     /// Responses without one, by status.
     statuses: Vec<Counter>,
@@ -108,20 +108,20 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    fn new(error_numbers: Arc<[u32]>) -> Self {
+    fn new(error_codes: Arc<[u32]>) -> Self {
         Self {
-            errors: counters(error_numbers.len()),
+            errors: counters(error_codes.len()),
             statuses: counters(STATUSES),
             durations_us: (0..STATUS_CLASSES)
                 .map(|_| Histogram::new(DURATION_BOUNDS_US))
                 .collect(),
             token_cache_hits: Counter::default(),
-            error_numbers,
+            error_codes,
         }
     }
 
     pub(crate) fn response(&self, status: u16, error: Option<u32>, duration_us: u64) {
-        self.rejection(status, error);
+        self.count_response(status, error);
         let class = usize::from(status / 100).wrapping_sub(1);
         if let Some(durations_us) = self.durations_us.get(class) {
             durations_us.observe(duration_us);
@@ -129,8 +129,8 @@ impl HttpMetrics {
     }
 
     /// A response to bytes that could not be parsed as a request, which has no duration.
-    pub(crate) fn rejection(&self, status: u16, error: Option<u32>) {
-        let index = error.and_then(|error| self.error_numbers.iter().position(|n| *n == error));
+    pub(crate) fn count_response(&self, status: u16, error: Option<u32>) {
+        let index = error.and_then(|error| self.error_codes.iter().position(|code| *code == error));
         let counter = match index {
             Some(index) => self.errors.get(index),
             None => self
@@ -176,7 +176,7 @@ impl Adds {
 
 pub struct Metrics {
     pub(crate) started_at: SystemTime,
-    error_numbers: Arc<[u32]>,
+    error_codes: Arc<[u32]>,
     runtimes: Mutex<Vec<Arc<HttpMetrics>>>,
     pub(crate) connections_accepted: Counter,
     connections_closed: Counter,
@@ -190,11 +190,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// `error_numbers` are those of the error catalogue.
-    pub fn new(error_numbers: impl Iterator<Item = u32>) -> Self {
+    /// `error_codes` are those of the error catalogue.
+    pub fn new(error_codes: impl Iterator<Item = u32>) -> Self {
         Self {
             started_at: SystemTime::now(),
-            error_numbers: error_numbers.collect(),
+            error_codes: error_codes.collect(),
             runtimes: Mutex::default(),
             connections_accepted: Counter::default(),
             connections_closed: Counter::default(),
@@ -209,7 +209,7 @@ impl Metrics {
 
     /// Registers one more runtime.
     pub fn for_runtime(&self) -> Arc<HttpMetrics> {
-        let metrics = Arc::new(HttpMetrics::new(Arc::clone(&self.error_numbers)));
+        let metrics = Arc::new(HttpMetrics::new(Arc::clone(&self.error_codes)));
         let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
         runtimes.push(Arc::clone(&metrics));
         metrics
@@ -238,7 +238,7 @@ impl Metrics {
             .set(u64::try_from(now_ms).unwrap_or(u64::MAX));
     }
 
-    /// Responses by status and error number: 200 and every number of the catalogue, and other statuses that occurred.
+    /// Responses by status and error code: 200 and every code of the catalogue, and other statuses that occurred.
     pub fn responses(&self) -> Vec<(u16, Option<u32>, u64)> {
         let total = |count: &dyn Fn(&HttpMetrics) -> u64| self.per_runtime(count).sum::<u64>();
         let statuses = (0..STATUSES).map(|index| {
@@ -246,10 +246,10 @@ impl Metrics {
             (status, None, total(&|m| m.statuses[index].value()))
         });
         let statuses = statuses.filter(|(status, _, count)| *status == 200 || *count > 0);
-        let errors = self.error_numbers.iter().enumerate();
-        let errors = errors.map(|(index, number)| {
-            let status = u16::try_from(number / 100).expect("a number is a status × 100 + n");
-            (status, Some(*number), total(&|m| m.errors[index].value()))
+        let errors = self.error_codes.iter().enumerate();
+        let errors = errors.map(|(index, code)| {
+            let status = u16::try_from(code / 100).expect("an error code is a status × 100 + n");
+            (status, Some(*code), total(&|m| m.errors[index].value()))
         });
         statuses.chain(errors).collect()
     }
@@ -311,7 +311,7 @@ mod tests {
         let runtimes = [metrics.for_runtime(), metrics.for_runtime()];
         for runtime in &runtimes {
             runtime.response(200, None, 300);
-            runtime.rejection(400, Some(40000));
+            runtime.count_response(400, Some(40000));
         }
         runtimes[0].response(418, Some(41800), 1);
         runtimes[0].response(999, None, 1); // not a status: not counted

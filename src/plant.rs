@@ -59,7 +59,7 @@ pub enum Problem {
     #[error("{0}: outside the range of int64")]
     OutOfRange(&'static str),
     /// An escape such as `\ud800` that stands for no character.
-    #[error("{0}: holds half a surrogate pair, which is no character")]
+    #[error("{0}: contains an unpaired surrogate")]
     LoneSurrogate(&'static str),
 }
 

@@ -31,7 +31,7 @@ static REJECTED_LINES: LineLimit = LineLimit::new(100, Duration::from_secs(1));
 
 /// What extractors find out about a request; an extension of the request.
 #[derive(Clone, Default)]
-pub(super) struct RequestNotes(Arc<Notes>);
+pub(super) struct RequestContext(Arc<Notes>);
 
 #[derive(Default)]
 struct Notes {
@@ -39,7 +39,7 @@ struct Notes {
     is_body_read: AtomicBool,
 }
 
-impl RequestNotes {
+impl RequestContext {
     pub(super) fn set_token_name(&self, name: Arc<str>) {
         let _ = self.0.token_name.set(name);
     }
@@ -53,7 +53,7 @@ impl RequestNotes {
 pub(super) struct Entry {
     started: Instant,
     request_id: HeaderValue,
-    notes: RequestNotes,
+    notes: RequestContext,
     traceparent: Option<HeaderValue>,
     method: Method,
     path: String,
@@ -65,7 +65,7 @@ impl Entry {
         let request_id = request.headers().get(REQUEST_ID);
         let request_id = request_id.filter(|id| is_acceptable_id(id)).cloned();
         let request_id = request_id.unwrap_or_else(new_request_id);
-        let notes = RequestNotes::default();
+        let notes = RequestContext::default();
         if request.body().is_end_stream() {
             notes.set_body_read();
         }
@@ -95,7 +95,7 @@ impl Entry {
             method: &shortened(self.method.as_str()),
             path: &self.path,
             status: response.status().as_u16(),
-            error_code: error.map(|error| error.number),
+            error_code: error.map(|error| error.code),
             cause: error.and_then(|error| error.cause.as_deref()),
             duration_us: micros(self.started.elapsed()),
             token_name: self.notes.0.token_name.get().map(|name| &**name),
@@ -113,11 +113,11 @@ pub(super) fn log_rejection(error: ErrorKind, metrics: &HttpMetrics) -> HeaderVa
     let request_id = new_request_id();
     let line = Line {
         status: error.status().as_u16(),
-        error_code: Some(error.number()),
+        error_code: Some(error.code()),
         request_id: request_id.to_str().unwrap_or_default(),
         ..Line::default()
     };
-    metrics.rejection(line.status, line.error_code);
+    metrics.count_response(line.status, line.error_code);
     line.write();
     request_id
 }

@@ -9,7 +9,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 
 use crate::http::AppState;
-use crate::http::access_log::RequestNotes;
+use crate::http::access_log::RequestContext;
 use crate::http::error::{ApiError, ErrorKind};
 use crate::store::TokenId;
 use crate::token::Token;
@@ -29,7 +29,7 @@ impl FromRequestParts<Arc<AppState>> for Caller {
     ) -> Result<Self, ApiError> {
         let token = bearer_token(&parts.headers)?;
         let token = state.tokens.look_up(&token, &state.metrics).await?;
-        if let Some(notes) = parts.extensions.get::<RequestNotes>() {
+        if let Some(notes) = parts.extensions.get::<RequestContext>() {
             notes.set_token_name(token.name());
         }
         token.authorize()?;

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use tokio::time::{sleep, timeout};
 
-use crate::http::access_log::RequestNotes;
+use crate::http::access_log::RequestContext;
 use crate::http::auth::Caller;
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::{AppState, BodyLimits};
@@ -25,16 +25,16 @@ pub(super) async fn create_plant(
     State(state): State<Arc<AppState>>,
     caller: Caller,
     JsonBody(body): JsonBody,
-) -> Result<Created, ApiError> {
+) -> Result<PlantResponse, ApiError> {
     let plant = NewPlant::from_json(&body)?;
     drop(body); // not needed while the plant waits for its commit
-    Ok(Created(state.writer.add(plant, caller.token).await?))
+    Ok(PlantResponse(state.writer.add(plant, caller.token).await?))
 }
 
 /// The 200: the plant is durable.
-pub struct Created(pub Plant);
+pub struct PlantResponse(pub Plant);
 
-impl IntoResponse for Created {
+impl IntoResponse for PlantResponse {
     fn into_response(self) -> Response {
         let body = serde_json::to_vec(&self.0).expect("two strings can be written as JSON");
         let mut response = Body::from(body).into_response();
@@ -56,7 +56,7 @@ impl FromRequest<Arc<AppState>> for JsonBody {
         if declared_len(request.headers()).is_some_and(|len| len > limits.bytes_max) {
             return Err(too_large(limits));
         }
-        let notes = request.extensions().get::<RequestNotes>().cloned();
+        let notes = request.extensions().get::<RequestContext>().cloned();
         let body = read(request.into_body(), limits);
         let drained = async {
             state.draining.started().await;
@@ -91,7 +91,7 @@ async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
         let frame = frame.map_err(|_| {
             ApiError::new(
                 ErrorKind::MalformedRequest,
-                "The body ended early or its chunks are malformed; send the request again whole.",
+                "The body ended early or its chunks are malformed; send the complete request again.",
             )
         })?;
         if let Ok(data) = frame.into_data() {

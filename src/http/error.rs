@@ -1,4 +1,4 @@
-//! The error catalogue: numbers and messages, and the conversions from the errors of other modules. A test compares it with
+//! The error catalogue: codes and messages, and the conversions from the errors of other modules. A test compares it with
 //! `openapi.yaml` and `docs/errors.md`.
 
 use std::borrow::Cow;
@@ -15,11 +15,11 @@ use crate::store::{StoreError, chain};
 use crate::writer::AddError;
 
 macro_rules! catalogue {
-    ($($kind:ident = $number:literal, $when:literal, $message:literal;)+) => {
-        /// The number is the status × 100 + n, and never changes its meaning.
+    ($($kind:ident = $code:literal, $when:literal, $message:literal;)+) => {
+        /// The code is the status × 100 + n, and never changes its meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum ErrorKind {
-            $(#[doc = $when] $kind = $number,)+
+            $(#[doc = $when] $kind = $code,)+
         }
 
         impl ErrorKind {
@@ -54,7 +54,7 @@ catalogue! {
     UnsupportedMediaType = 40015, "the content type is not application/json, or the body is encoded",
         "The Content-Type must be application/json.";
     MissingCredentials = 40100, "there are no bearer credentials",
-        "This needs a token; send it as `Authorization: Bearer <token>`.";
+        "A bearer token is required; send it as `Authorization: Bearer <token>`.";
     UnknownToken = 40101, "the token is unknown or revoked",
         "The token is unknown or revoked; ask the operator for a new one.";
     ExpiredToken = 40102, "the token has expired",
@@ -82,15 +82,15 @@ catalogue! {
 }
 
 impl ErrorKind {
-    pub fn number(self) -> u32 {
+    pub fn code(self) -> u32 {
         self as u32
     }
 
     pub fn status(self) -> StatusCode {
-        u16::try_from(self.number() / 100)
+        u16::try_from(self.code() / 100)
             .ok()
             .and_then(|status| StatusCode::from_u16(status).ok())
-            .expect("a number of the catalogue is a status × 100 + n")
+            .expect("an error code is a status × 100 + n")
     }
 
     fn challenge(self) -> Option<&'static str> {
@@ -131,7 +131,7 @@ pub struct ApiError {
 /// What the access log writes about an error; an extension of the response.
 #[derive(Debug, Clone)]
 pub(super) struct LoggedError {
-    pub(super) number: u32,
+    pub(super) code: u32,
     pub(super) cause: Option<String>,
 }
 
@@ -176,7 +176,7 @@ impl ApiError {
             message: &'a str,
         }
         let body = Body {
-            error: self.kind.number(),
+            error: self.kind.code(),
             message: &self.message,
         };
         serde_json::to_vec(&body).expect("a number and a string can be written as JSON")
@@ -187,7 +187,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let response = (self.kind.status(), self.headers(), self.body());
         let logged = LoggedError {
-            number: self.kind.number(),
+            code: self.kind.code(),
             cause: self.cause,
         };
         (Extension(logged), response).into_response()

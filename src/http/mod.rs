@@ -17,7 +17,7 @@ use axum::routing::{get, post};
 
 pub(crate) use access_log::log_suppressed;
 pub use auth::Caller;
-pub use create_plant::{Created, JsonBody};
+pub use create_plant::{JsonBody, PlantResponse};
 
 use crate::auth::TokenCache;
 use crate::metrics::HttpMetrics;

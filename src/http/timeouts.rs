@@ -101,10 +101,10 @@ pub(super) struct Stream {
     /// Since when the client has received nothing of what is to be written.
     stalled_since: Option<Instant>,
     /// Fires at the deadline or before it: it is reset when it fires, not with every request.
-    alarm: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
     has_received: bool,
     /// The unwritten rest of the response that replaces one of hyper's without a body.
-    substitute: Vec<u8>,
+    replacement: Vec<u8>,
     /// Set after the last response: since when, and when the client will have been silent for long enough.
     linger: Option<(Instant, Instant)>,
 }
@@ -122,15 +122,15 @@ impl Stream {
             progress,
             metrics,
             stalled_since: None,
-            alarm: Box::pin(sleep(timeouts.headers)),
+            timer: Box::pin(sleep(timeouts.headers)),
             has_received: false,
-            substitute: Vec::new(),
+            replacement: Vec::new(),
             linger: None,
         }
     }
 
     /// Ready if the client has been silent for too long while the server waits for it.
-    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+    fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let state = self.progress.get();
         let max = match state.phase {
             _ if self.stalled_since.is_some() => return Poll::Pending,
@@ -142,18 +142,18 @@ impl Stream {
             Phase::Responding => return Poll::Pending,
         };
         let deadline = state.since + max;
-        self.poll_alarm(cx, deadline)
+        self.poll_timer(cx, deadline)
             .map(|()| io::ErrorKind::TimedOut.into())
     }
 
-    fn poll_alarm(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
-        if self.alarm.deadline() > deadline {
-            self.alarm.as_mut().reset(deadline);
+    fn poll_timer(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
+        if self.timer.deadline() > deadline {
+            self.timer.as_mut().reset(deadline);
         }
-        ready!(self.alarm.as_mut().poll(cx));
-        if self.alarm.deadline() < deadline {
-            self.alarm.as_mut().reset(deadline);
-            return self.alarm.as_mut().poll(cx);
+        ready!(self.timer.as_mut().poll(cx));
+        if self.timer.deadline() < deadline {
+            self.timer.as_mut().reset(deadline);
+            return self.timer.as_mut().poll(cx);
         }
         Poll::Ready(())
     }
@@ -167,16 +167,16 @@ impl Stream {
             return polled;
         }
         let since = *self.stalled_since.get_or_insert_with(Instant::now);
-        self.poll_alarm(cx, since + self.timeouts.idle)
+        self.poll_timer(cx, since + self.timeouts.idle)
             .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    fn poll_write_substitute(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.substitute.is_empty() {
-            let bytes = std::mem::take(&mut self.substitute);
+    fn poll_write_replacement(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.replacement.is_empty() {
+            let bytes = std::mem::take(&mut self.replacement);
             let written = self.poll_write_some(cx, &bytes);
-            self.substitute = bytes;
-            self.substitute.drain(..ready!(written)?);
+            self.replacement = bytes;
+            self.replacement.drain(..ready!(written)?);
         }
         Poll::Ready(Ok(()))
     }
@@ -198,11 +198,11 @@ impl AsyncRead for Stream {
             }
             return Poll::Ready(Ok(()));
         }
-        let error = ready!(self.poll_silence(cx));
+        let error = ready!(self.poll_idle_timeout(cx));
         let in_headers = self.progress.get().phase == Phase::ReadingHeaders && self.has_received;
         // One attempt, because the client is slow; and only after all of the previous response was written.
         if in_headers && self.stalled_since.is_none() {
-            let response = rejection(ErrorKind::RequestTimeout, &self.metrics);
+            let response = replacement_response(ErrorKind::RequestTimeout, &self.metrics);
             let _ = self.tcp.try_write(&response);
         }
         Poll::Ready(Err(error))
@@ -215,10 +215,10 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_write_substitute(cx))?;
+        ready!(self.poll_write_replacement(cx))?;
         match hyper_rejection(bytes) {
             Some((0, error)) => {
-                self.substitute = rejection(error, &self.metrics);
+                self.replacement = replacement_response(error, &self.metrics);
                 Poll::Ready(Ok(bytes.len()))
             }
             // The bytes before it first; hyper then calls again with the rest.
@@ -228,14 +228,14 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_write_substitute(cx))?;
+        ready!(self.poll_write_replacement(cx))?;
         Pin::new(&mut self.tcp).poll_flush(cx)
     }
 
     /// Closes the sending side, then reads on for a while (a lingering close): closing a socket with unread bytes resets
     /// the connection, and the reset can overtake the response.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_write_substitute(cx))?;
+        ready!(self.poll_write_replacement(cx))?;
         if self.linger.is_none() {
             ready!(Pin::new(&mut self.tcp).poll_shutdown(cx))?;
             let now = Instant::now();
@@ -254,7 +254,7 @@ impl AsyncWrite for Stream {
                     self.linger = Some((since, max.min(Instant::now() + LINGER_SILENCE)));
                 }
                 Poll::Ready(_) => break,
-                Poll::Pending => return self.poll_alarm(cx, silence).map(Ok),
+                Poll::Pending => return self.poll_timer(cx, silence).map(Ok),
             }
         }
         Poll::Ready(Ok(()))
@@ -287,7 +287,7 @@ fn hyper_rejection(bytes: &[u8]) -> Option<(usize, ErrorKind)> {
 }
 
 /// The bytes of a logged response to what could not be parsed as a request.
-fn rejection(kind: ErrorKind, metrics: &HttpMetrics) -> Vec<u8> {
+fn replacement_response(kind: ErrorKind, metrics: &HttpMetrics) -> Vec<u8> {
     let error = ApiError::from(kind);
     let (status, body) = (kind.status(), error.body());
     let mut headers = error.headers();

@@ -59,7 +59,7 @@ struct Inner {
     location: Location,
     limits: Limits,
     /// Set when the public listener is open.
-    store: OnceLock<HealthCheck>,
+    health_check: OnceLock<HealthCheck>,
     is_draining: AtomicBool,
     /// One permit: if the disk is stuck, only one thread waits for it.
     system_reads: Arc<Semaphore>,
@@ -71,14 +71,14 @@ impl Ops {
             metrics,
             location,
             limits,
-            store: OnceLock::new(),
+            health_check: OnceLock::new(),
             is_draining: AtomicBool::new(false),
             system_reads: Arc::new(Semaphore::new(1)),
         }))
     }
 
-    pub(crate) fn set_serving(&self, store: HealthCheck) {
-        let _ = self.0.store.set(store);
+    pub(crate) fn set_serving(&self, health_check: HealthCheck) {
+        let _ = self.0.health_check.set(health_check);
     }
 
     pub(crate) fn set_draining(&self) {
@@ -89,11 +89,11 @@ impl Ops {
         self.0.is_draining.load(Ordering::Relaxed)
     }
 
-    /// The store behind the public listener, or why adds are not accepted.
+    /// The health check of the store, or why adds are not accepted.
     fn serving(&self) -> Result<&HealthCheck, &'static str> {
-        match self.0.store.get() {
+        match self.0.health_check.get() {
             _ if self.is_draining() => Err("draining"),
-            Some(store) => Ok(store),
+            Some(health_check) => Ok(health_check),
             None => Err("starting"),
         }
     }
@@ -140,7 +140,10 @@ impl Ops {
 
 async fn readyz(State(ops): State<Ops>) -> Response {
     let result = match ops.serving() {
-        Ok(store) => store.check().await.map_err(|reason| reason.to_string()),
+        Ok(health_check) => health_check
+            .check()
+            .await
+            .map_err(|reason| reason.to_string()),
         Err(reason) => Err(reason.to_owned()),
     };
     match result {
@@ -157,9 +160,11 @@ async fn metrics(State(ops): State<Ops>) -> Response {
     let scrape = Scrape {
         metrics: &ops.0.metrics,
         limits: ops.0.limits,
-        is_ready: ops.serving().is_ok_and(|store| store.result().is_ok()),
+        is_ready: ops
+            .serving()
+            .is_ok_and(|health_check| health_check.result().is_ok()),
         is_draining: ops.is_draining(),
-        queue_len: ops.0.store.get().map_or(0, HealthCheck::queue_len),
+        queue_len: ops.0.health_check.get().map_or(0, HealthCheck::queue_len),
         process,
         file_sizes: file_sizes.flatten(),
     };

@@ -52,10 +52,10 @@ const METRICS: &[Metric] = &[
         |s, out| out.value(u8::from(s.is_ready))),
     ("plantstore_draining", "gauge", "1 while the server is shutting down and completes the requests in flight.",
         |s, out| out.value(u8::from(s.is_draining))),
-    ("plantstore_http_requests_total", "counter", "Requests by response status and error number.",
+    ("plantstore_http_requests_total", "counter", "Requests by response status and error code.",
         |s, out| for (status, error, count) in s.metrics.responses() {
             let error = error.map_or("none".to_owned(), |error| error.to_string());
-            out.sample(&[("status", &status.to_string()), ("error", &error)], count);
+            out.sample(&[("status", &status.to_string()), ("error_code", &error)], count);
         }),
     ("plantstore_http_request_duration_seconds", "histogram", "Time from the end of the request headers to the response, by status class.",
         |s, out| for (class, durations_us) in s.metrics.request_durations_us() {

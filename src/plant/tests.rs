@@ -102,8 +102,8 @@ fn every_problem_of_a_plant_is_named_at_once() {
     assert_eq!(
         problem(r#"{"id":"1","name":"\ud800","tag":"\udc00\ud800"}"#),
         "id: expected an integer, found a string; \
-         name: holds half a surrogate pair, which is no character; \
-         tag: holds half a surrogate pair, which is no character"
+         name: contains an unpaired surrogate; \
+         tag: contains an unpaired surrogate"
     );
 }
 

@@ -53,9 +53,7 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     // Both ports are bound first, so that nothing is created if one is in use; the public one listens only when the store
     // is ready.
     let socket = bind(settings.listen, "--listen")?;
-    let metrics = Arc::new(Metrics::new(
-        ErrorKind::ALL.iter().map(|kind| kind.number()),
-    ));
+    let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
     let (ops, ops_address) = start_ops(settings, Arc::clone(&metrics))?;
     let Stores {
         writers,

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use crate::plant::Plant;
 use crate::store::{Addition, Outcome, Store, StoreError, TokenId, chain};
 use crate::writer::AddError;
-use crate::writer::health::{Health, Unavailable};
+use crate::writer::health::{Health, NotReady};
 use crate::writer::queue::{Job, Queue, lock};
 use crate::writer::reply::{Reply, reply_all};
 
@@ -50,7 +50,7 @@ impl InFlight {
 #[derive(Default)]
 pub(super) struct Batch {
     additions: Vec<Addition>,
-    touched: Vec<(TokenId, Timestamp)>,
+    token_uses: Vec<(TokenId, Timestamp)>,
     probe: Option<Arc<()>>,
     bytes: usize,
 }
@@ -88,7 +88,7 @@ impl Batch {
                 self.additions.push(addition);
                 replies.push(reply);
             }
-            Job::Touch(token, used_at) => self.touched.push((token, used_at)),
+            Job::TokenUse(token, used_at) => self.token_uses.push((token, used_at)),
             Job::Probe(probe) => self.probe = Some(probe),
         }
     }
@@ -157,10 +157,10 @@ impl Batch {
         if self.probe.is_some() {
             store.probe(is_write_due)?;
         }
-        if self.additions.is_empty() && self.touched.is_empty() {
+        if self.additions.is_empty() && self.token_uses.is_empty() {
             return Ok(Vec::new());
         }
-        store.add(&self.additions, &self.touched)
+        store.add(&self.additions, &self.token_uses)
     }
 
     /// Records what the result shows about the store. A batch that only records the use of tokens shows nothing, because
@@ -180,11 +180,11 @@ impl Batch {
         };
         let cause = error.source().map(chain);
         let cause = cause.as_deref();
-        let reason = Unavailable::Failed(AddError::from(error));
+        let reason = NotReady::Failed(AddError::from(error));
         // One damaged plant does not keep others from being added.
         let is_damaged = matches!(error, StoreError::Damaged(_));
         if is_damaged || !health.failed(started, reason, cause) {
-            tracing::warn!(%error, cause, "a commit was not confirmed");
+            tracing::warn!(%error, cause, "a batch failed");
         }
     }
 }

@@ -25,7 +25,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the store does not accept writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unavailable {
+pub(crate) enum NotReady {
     #[error("{0}")]
     Failed(AddError),
     #[error("the store does not respond")]
@@ -43,7 +43,7 @@ struct Status {
     /// When the store last committed a write.
     written_at: Option<Instant>,
     /// Since when, and why.
-    outage: Option<(Instant, Unavailable)>,
+    outage: Option<(Instant, NotReady)>,
 }
 
 impl Status {
@@ -51,9 +51,9 @@ impl Status {
         self.used_at.is_some_and(|at| at.elapsed() < RESULT_AGE_MAX)
     }
 
-    fn result(&self) -> Result<(), Unavailable> {
+    fn result(&self) -> Result<(), NotReady> {
         match self.outage {
-            _ if !self.is_recent() => Err(Unavailable::Unresponsive),
+            _ if !self.is_recent() => Err(NotReady::Unresponsive),
             Some((_, reason)) => Err(reason),
             None => Ok(()),
         }
@@ -74,19 +74,14 @@ impl Health {
             }
             if let Some((since, _)) = status.outage.take() {
                 let outage_us = micros(since.elapsed());
-                tracing::warn!(outage_us, "the store is available again");
+                tracing::warn!(outage_us, "the store accepts writes again");
             }
             true
         });
     }
 
     /// Returns false, and records nothing, if a write has succeeded since the failed attempt started.
-    pub(super) fn failed(
-        &self,
-        started: Instant,
-        reason: Unavailable,
-        cause: Option<&str>,
-    ) -> bool {
+    pub(super) fn failed(&self, started: Instant, reason: NotReady, cause: Option<&str>) -> bool {
         self.0.send_if_modified(|status| {
             if status.written_at.is_some_and(|at| at > started) {
                 return false;
@@ -94,7 +89,7 @@ impl Health {
             let now = Instant::now();
             status.used_at = Some(now);
             if status.outage.is_none() {
-                tracing::warn!(%reason, cause, "the store is unavailable");
+                tracing::warn!(%reason, cause, "the store does not accept writes");
             }
             let since = status.outage.map_or(now, |(since, _)| since);
             status.outage = Some((since, reason));
@@ -125,15 +120,15 @@ impl HealthCheck {
     }
 
     /// The last result.
-    pub(crate) fn result(&self) -> Result<(), Unavailable> {
+    pub(crate) fn result(&self) -> Result<(), NotReady> {
         if self.is_stuck() {
-            return Err(Unavailable::Unresponsive);
+            return Err(NotReady::Unresponsive);
         }
         self.health.0.borrow().result()
     }
 
     /// The last result, or the next one if the last is too old: after the start, or if the process was suspended.
-    pub(crate) async fn check(&self) -> Result<(), Unavailable> {
+    pub(crate) async fn check(&self) -> Result<(), NotReady> {
         if !self.is_stuck() {
             let mut status = self.health.0.subscribe();
             let _ = timeout(CHECK_TIMEOUT, status.wait_for(Status::is_recent)).await;
@@ -167,7 +162,7 @@ impl HealthCheck {
             };
             if silence > attempt_timeout.max(RESULT_AGE_MAX) {
                 self.health
-                    .failed(Instant::now(), Unavailable::Unresponsive, None);
+                    .failed(Instant::now(), NotReady::Unresponsive, None);
             }
             status.mark_unchanged();
             if Arc::strong_count(&probe) == 1 {

@@ -190,8 +190,8 @@ impl Writer {
     }
 
     /// Records the last use of a token with the next batch. Dropped if the queue is full.
-    pub(crate) fn touch_token(&self, token: TokenId, used_at: Timestamp) {
-        let _ = self.jobs.try_send(Job::Touch(token, used_at));
+    pub(crate) fn record_token_use(&self, token: TokenId, used_at: Timestamp) {
+        let _ = self.jobs.try_send(Job::TokenUse(token, used_at));
     }
 }
 
@@ -259,7 +259,7 @@ mod tests {
             let _ = held.recv();
             Ok(())
         });
-        writer.touch_token(TokenId(1), Timestamp::now());
+        writer.record_token_use(TokenId(1), Timestamp::now());
         let reply = writer.add(plant(), TokenId(1)).await;
         assert_eq!(reply, Err(AddError::Busy));
         drop(release);

@@ -23,8 +23,7 @@ const CHECKS_PER_TIMEOUT: u32 = 8;
 
 pub(super) enum Job {
     Add(Addition, Reply),
-    /// A token was used.
-    Touch(TokenId, Timestamp),
+    TokenUse(TokenId, Timestamp),
     /// A health check; the batch holds it until its end.
     Probe(Arc<()>),
 }
@@ -128,7 +127,7 @@ pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
                     adds.busy.add(1);
                     Some((reply, Err(AddError::Busy)))
                 }
-                Job::Touch(..) | Job::Probe(_) => None,
+                Job::TokenUse(..) | Job::Probe(_) => None,
             }));
         }
     }

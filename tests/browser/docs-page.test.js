@@ -127,7 +127,7 @@ test("a 400 is shown with number and message, in view and with sufficient contra
 
 test("an invalid or missing token is shown as 401", {}, async ({ page, asked }) => {
   const response = await add(page);
-  assert.match(await response.innerText(), /401 Unauthorized\s+error 40100\s+This needs a token/);
+  assert.match(await response.innerText(), /401 Unauthorized\s+error 40100\s+A bearer token is required/);
   assert.equal(posts(asked)[0].headers().authorization, undefined);
   await page.getByLabel("Token").fill("plant_wrong");
   await add(page);

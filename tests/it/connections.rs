@@ -172,7 +172,7 @@ fn deaf(server: &Server) -> Client {
     wait_until("no more is answered", || {
         let page = server.ask("/metrics").body;
         let mut lines = page.lines();
-        let count = lines.find(|line| line.contains(r#"status="200",error="none""#));
+        let count = lines.find(|line| line.contains(r#"status="200",error_code="none""#));
         let count = count.and_then(|line| line.rsplit(' ').next()?.parse().ok());
         let before = std::mem::replace(&mut answered, count.expect("a number"));
         thread::sleep(Duration::from_millis(300));

@@ -149,7 +149,7 @@ fn the_headings_are_the_ones_that_api_readers_know() {
 fn the_page_has_every_error_of_the_catalogue() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
     for kind in ErrorKind::ALL {
-        let number = kind.number();
+        let number = kind.code();
         assert!(
             page.contains(&format!("<div id=\"error-{number}\"><dt>{number}</dt>")),
             "{number}"

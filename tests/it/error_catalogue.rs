@@ -9,7 +9,7 @@ use serde_json::Value;
 fn in_code() -> BTreeMap<u64, (String, String)> {
     let entry = |kind: &ErrorKind| {
         let status = kind.status().as_u16().to_string();
-        (u64::from(kind.number()), (status, kind.when().to_owned()))
+        (u64::from(kind.code()), (status, kind.when().to_owned()))
     };
     ErrorKind::ALL.iter().map(entry).collect()
 }

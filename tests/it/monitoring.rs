@@ -158,7 +158,7 @@ fn promtool_accepts_the_metrics() {
 fn every_response_is_counted_by_status_and_error_including_those_of_hyper() {
     let server = Server::start();
     let request = |status, error| {
-        format!("plantstore_http_requests_total{{status=\"{status}\",error=\"{error}\"}}")
+        format!("plantstore_http_requests_total{{status=\"{status}\",error_code=\"{error}\"}}")
     };
     let before = Metrics::of(&server);
     for (status, error) in [("200", "none"), ("400", "40009"), ("503", "50302")] {

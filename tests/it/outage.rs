@@ -53,8 +53,8 @@ fn lines(server: &Server, message: &str) -> Vec<Value> {
         .collect()
 }
 
-const LOST: &str = "the store is unavailable";
-const BACK: &str = "the store is available again";
+const LOST: &str = "the store does not accept writes";
+const BACK: &str = "the store accepts writes again";
 
 /// A TCP proxy in front of a database that simulates an outage.
 struct Door {

@@ -158,7 +158,7 @@ where
         match message {
             Ok(AsyncMessage::Notice(notice)) => {
                 if notice.parsed_severity() == Some(Severity::Warning) {
-                    tracing::warn!(message = notice.message(), "warning from the database");
+                    tracing::warn!(cause = notice.message(), "warning from the database");
                     warned.store(true, Ordering::SeqCst);
                 }
             }

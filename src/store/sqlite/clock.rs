@@ -32,7 +32,7 @@ impl Clock {
                 tracing::warn!(
                     clock = %now,
                     previous = %last,
-                    elapsed_ms = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX),
+                    elapsed_us = i64::try_from(elapsed.as_micros()).unwrap_or(i64::MAX),
                     "the clock has jumped; plants are dated with the new time"
                 );
             }

@@ -102,13 +102,13 @@ impl WalLimit {
 
     fn log_use(&self, frames: u64, held_by: &str) {
         let wal_bytes = HEADER_BYTES + frames * FRAME_BYTES;
-        let wal_bytes_max = self.bytes_max;
+        let max_wal_bytes = self.bytes_max;
         let message = if self.use_logged == Use::All {
             "the WAL has reached its limit because a read transaction keeps it from being reset; adds are rejected until that ends"
         } else {
             "the WAL has reached half of its limit because a read transaction keeps it from being reset"
         };
-        tracing::warn!(wal_bytes, wal_bytes_max, held_by, "{message}");
+        tracing::warn!(wal_bytes, max_wal_bytes, held_by, "{message}");
     }
 
     fn log_reset(&mut self) {

@@ -179,7 +179,7 @@ impl Response {
         serde_json::from_str(&self.body).expect("JSON")
     }
 
-    /// The error number, after checking what all error responses have in common.
+    /// The error code, after checking what all error responses have in common.
     pub fn error(&self) -> u64 {
         let body = self.json();
         let number = body["error"].as_u64().unwrap_or_else(|| panic!("{self:?}"));
