@@ -312,7 +312,10 @@ fn difference(token: &TokenRecord, copy: &TokenRecord) -> Option<String> {
 }
 
 /// The tokens with their ids in the target: the one of the same digest, or their own, or a free one.
-fn with_target_ids(tokens: &[TokenRecord], existing: &[TokenRecord]) -> Vec<TokenRecord> {
+pub(super) fn with_target_ids(
+    tokens: &[TokenRecord],
+    existing: &[TokenRecord],
+) -> Vec<TokenRecord> {
     let known = ids_by_digest(tokens, existing);
     let mut used: HashSet<i64> = existing.iter().map(|token| token.id.0).collect();
     let mut with_id = |token: &TokenRecord| {

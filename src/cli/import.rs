@@ -1,9 +1,10 @@
 //! `plantstore import`: plants from a file, decoded as the server decodes them. What is reported as added or replayed is
 //! durable, so an import can be run again at any time, and continues where it was interrupted.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Display};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write as _};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -14,6 +15,7 @@ use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use jiff::Timestamp;
 
+use crate::cli::copy::with_target_ids;
 use crate::cli::open_or_create;
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, print};
 use crate::config::{BodySettings, StoreSettings, WalSettings};
@@ -33,12 +35,12 @@ const BATCH_BYTES: u64 = 2 << 20;
 /// Batches that are decoded while another one is stored.
 const BATCHES_AHEAD: usize = 2;
 
-/// How often a batch is tried while other processes use the store. Each attempt waits for some seconds.
-const BUSY_ATTEMPTS: usize = 12;
-
-/// How long a batch waits for a reader that prevents the reset of the WAL, and how often it tries.
+/// How long a batch waits for other processes that use the store, and for a reader that prevents the reset of the WAL.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 const READER_TIMEOUT: Duration = Duration::from_secs(600);
-const READER_PAUSE: Duration = Duration::from_millis(200);
+
+/// The pause before the next attempt.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The longest pause between two batches, which a server can use.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -89,46 +91,47 @@ pub(super) struct Import {
 
 impl Import {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let (input, bytes) = open(&self.file)?;
-        let rejects = self.rejects.as_deref();
-        let rejects = rejects.map(|path| Rejects::create(path, self.store.location.file()));
-        let mut rejects = rejects.transpose()?;
+        let (input, bytes) =
+            open(&self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
+        let rejects_file = self.create_rejects_file()?;
         let mut sink = self.sink()?;
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
         let input = BufReader::with_capacity(READ_BUFFER, input);
-        let reader = Reader::new(input, format, self.body.max_body_bytes, rejects.is_some());
+        let keeps_text = rejects_file.is_some();
+        let reader = Reader::new(input, format, self.body.max_body_bytes, keeps_text);
         let (sender, batches) = sync_channel(BATCHES_AHEAD);
         let (token, len_max, strict) = (sink.token, sink.len_max(), self.strict);
-        let token = token.unwrap_or(TokenId(0));
         let reading = thread::spawn(move || read(reader, token, len_max, strict, &sender));
 
-        let mut report = Report::new(self.dry_run);
         let progress = ProgressBar::new("importing", bytes, Unit::Bytes);
-        let stored = self.store_all(
-            &batches,
-            &mut sink,
-            &mut report,
-            &progress,
-            rejects.as_mut(),
-        );
-        if stored.is_err() {
-            leave_open(sink);
-            return stored;
-        }
-        if let more @ 1.. = report.problems.saturating_sub(PROBLEMS_SHOWN_MAX) {
-            progress.say(&format!("and {more} more problems"));
-        }
+        let stored = self.store_all(&batches, &mut sink, rejects_file.as_ref(), &progress);
         drop(progress);
-        print(&report.summary())?;
+        let counts = match stored {
+            Ok(counts) => counts,
+            Err(error) => {
+                leave_open(sink);
+                return Err(error);
+            }
+        };
+        let (dry_run, verb) = if self.dry_run {
+            ("dry run: ", "would be rejected")
+        } else {
+            ("", "rejected")
+        };
+        print(&format!("{dry_run}{counts}\n"))?;
+        let rejected = counts.rejected();
         // The thread may be waiting for more input, so it is not joined.
-        if self.strict && report.rejected() > 0 {
+        if self.strict && rejected > 0 {
             bail!("stopped at the first problem (--strict); correct it and run the command again");
         }
         let read = reading.join().map_err(|_| anyhow!("a bug in plantstore"))?;
         read.with_context(|| format!("cannot read {} to the end", self.file.display()))?;
-        let advice = match (rejects, &self.rejects) {
-            (Some(rejects), Some(path)) => {
-                rejects.finish().with_context(cannot_write(path))?;
+        if rejected == 0 {
+            return Ok(()); // without a file of rejected rows
+        }
+        let advice = match (rejects_file, &self.rejects) {
+            (Some(file), Some(path)) => {
+                file.persist()?;
                 let flag = match format {
                     _ if Format::of(path) == format => "",
                     Format::Csv => " --format csv",
@@ -139,96 +142,118 @@ impl Import {
             }
             _ => "correct the input and run the command again".to_owned(),
         };
-        let verb = if self.dry_run {
-            "would be rejected"
-        } else {
-            "rejected"
-        };
-        match report.rejected() {
-            0 => Ok(()),
-            rejected => bail!("{} {verb}; {advice}", count(rejected, "plant")),
-        }
+        bail!("{} {verb}; {advice}", count(rejected, "plant"))
     }
 
+    /// Stores the batches, and reports the rows that are rejected.
     fn store_all(
         &self,
-        batches: &Receiver<ImportBatch>,
+        batches: &Receiver<Batch>,
         sink: &mut Sink,
-        report: &mut Report,
+        rejects_file: Option<&AtomicFile>,
         progress: &ProgressBar,
-        mut rejects: Option<&mut Rejects>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Counts> {
+        let mut counts = Counts::default();
+        let mut rejects = rejects_file.zip(self.rejects.as_deref()).map(Rejects::new);
         for mut batch in batches {
-            let line = batch.line();
-            let outcomes = sink.store(&mut batch, self.strict).with_context(|| {
+            let line = batch.rows.first().map_or(1, |(text, _)| text.lines.first);
+            let outcomes = sink.store(&mut batch.additions).with_context(|| {
                 format!("stopped before line {line}; fix the problem and run the command again")
             })?;
             progress.set(batch.bytes_read);
-            let header = std::mem::take(&mut batch.header);
-            let problems = report.count(batch, &outcomes, progress);
-            if let (Some(rejects), Some(path)) = (&mut rejects, &self.rejects) {
-                let mut written = problems
-                    .iter()
-                    .map(|problem| rejects.write(&header, problem));
-                written.try_for_each(|written| written.with_context(cannot_write(path)))?;
-            }
-            if self.strict && report.rejected() > 0 {
-                break;
+            let mut outcomes = outcomes.into_iter();
+            for (text, invalid) in batch.rows {
+                let is_end = text.is_end;
+                if is_end && let Some(invalid) = &invalid {
+                    counts.invalid += invalid.lines;
+                }
+                let rejection = invalid.or_else(|| counts.count(outcomes.next()?));
+                let Some(rejection) = rejection else {
+                    continue;
+                };
+                if let Some(rejects) = &mut rejects {
+                    let written = rejects.write(&batch.header, &text, &rejection);
+                    written.with_context(|| rejects.cannot_write())?;
+                }
+                if is_end {
+                    counts.problems += 1;
+                    if counts.problems <= PROBLEMS_SHOWN_MAX {
+                        progress.say(&format!("{}: {}", text.lines, rejection.problem));
+                    }
+                    if self.strict {
+                        return Ok(counts);
+                    }
+                }
             }
         }
-        Ok(())
+        if let Some(rejects) = &mut rejects {
+            let flushed = rejects.file.flush();
+            flushed.with_context(|| rejects.cannot_write())?;
+        }
+        if let more @ 1.. = counts.problems.saturating_sub(PROBLEMS_SHOWN_MAX) {
+            progress.say(&format!("and {more} more problems"));
+        }
+        Ok(counts)
+    }
+
+    /// `--rejects FILE`, which appears when it is complete.
+    fn create_rejects_file(&self) -> anyhow::Result<Option<AtomicFile>> {
+        let Some(path) = &self.rejects else {
+            return Ok(None);
+        };
+        match AtomicFile::create(path, Replace::Nothing, self.store.location.file()) {
+            Err(WriteError::Exists(path)) => {
+                bail!("{path} already exists; choose another name for --rejects")
+            }
+            created => Ok(Some(created?)),
+        }
     }
 
     fn sink(&self) -> anyhow::Result<Sink> {
         let location = &self.store.location;
         let dry_run = (self.dry_run || self.strict).then(DryRun::new).transpose();
-        let dry_run = dry_run.context("cannot create a temporary file")?;
+        let mut sink = Sink {
+            store: None,
+            token: None,
+            dry_run: dry_run.context("cannot create a temporary file")?,
+        };
         if self.dry_run {
-            let store = match Store::open(location, Mode::Read) {
+            sink.store = match Store::open(location, Mode::Read) {
                 Err(OpenError::Missing(_) | OpenError::NotMigrated { .. }) => None,
                 opened => Some(opened?),
             };
-            return Ok(Sink {
-                store,
-                token: None,
-                dry_run,
-            });
+            return Ok(sink);
         }
-        let mut store = open_or_create(location, Mode::Import)?;
+        let store = sink.store.insert(open_or_create(location, Mode::Import)?);
         store.limit_wal(self.wal.max_wal_bytes);
-        match token_named(&mut store, &self.token) {
-            Ok(token) => Ok(Sink {
-                store: Some(store),
-                token: Some(token),
-                dry_run,
-            }),
+        match token_named(store, &self.token) {
+            Ok(token) => sink.token = Some(token),
             Err(error) => {
-                leave_open(store);
-                Err(error)
+                leave_open(sink);
+                return Err(error);
             }
         }
+        Ok(sink)
     }
 }
 
 /// Leaves a store open until the process ends: closing would sync again, and after a failed fsync that may report success.
-fn leave_open<T>(store: T) {
-    std::mem::forget(store);
+fn leave_open(sink: Sink) {
+    std::mem::forget(sink);
 }
 
 /// Opens the input. Returns its size too, if that is known.
-fn open(path: &Path) -> anyhow::Result<(Box<dyn Read + Send>, Option<u64>)> {
-    if path == Path::new("-") {
-        return Ok((Box::new(io::stdin()), None));
+fn open(path: &Path) -> io::Result<(File, Option<u64>)> {
+    let file = if path == Path::new("-") {
+        File::from(io::stdin().as_fd().try_clone_to_owned()?)
+    } else {
+        File::open(path)?
+    };
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
     }
-    let opened = File::open(path).and_then(|file| {
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
-        Ok((file, metadata.is_file().then_some(metadata.len())))
-    });
-    let (file, bytes) = opened.with_context(|| format!("cannot read {}", path.display()))?;
-    Ok((Box::new(file), bytes))
+    Ok((file, metadata.is_file().then_some(metadata.len())))
 }
 
 fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
@@ -238,37 +263,31 @@ fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-fn cannot_write(path: &Path) -> impl FnOnce() -> String {
-    move || format!("cannot write {}", path.display())
-}
-
 /// The token of this name, created if there is none: revoked from the start, so that it records where plants come from and
 /// gives no access.
 fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
-    let tokens = store.tokens()?;
     let find = |tokens: &[TokenRecord]| {
         let found = tokens.iter().find(|token| *token.name == *name);
         found.map(|token| token.id)
     };
+    let tokens = store.tokens()?;
     if let Some(id) = find(&tokens) {
         return Ok(id);
     }
-    let is_free = |id: &i64| tokens.iter().all(|token| token.id.0 != *id);
-    let free = (1..=i64::MAX)
-        .find(is_free)
-        .expect("there are fewer tokens than ids");
-    let secret = Token::generate().context("cannot get random numbers")?;
     let now = Timestamp::now();
-    let created = store.merge_tokens(&[TokenRecord {
-        id: TokenId(free),
+    let token = TokenRecord {
+        id: TokenId(1),
         name: name.into(),
-        digest: secret.digest(),
+        digest: Token::generate()
+            .context("cannot get random numbers")?
+            .digest(),
         rate_limit: None,
         created_at: now,
         expires_at: None,
         revoked_at: Some(now),
         last_used_at: None,
-    }]);
+    };
+    let created = store.merge_tokens(&with_target_ids(&[token], &tokens));
     // Another process may have created one at the same time.
     if let Some(id) = find(&store.tokens()?) {
         return Ok(id);
@@ -297,118 +316,85 @@ impl Sink {
 
     /// Stores a batch, or determines what its outcomes would be. A strict import stores nothing after the first rejected
     /// plant.
-    fn store(
-        &mut self,
-        batch: &mut ImportBatch,
-        is_strict: bool,
-    ) -> Result<Vec<Outcome>, StoreError> {
-        let mut expected = match &mut self.dry_run {
-            Some(dry_run) => {
-                let stored = match &mut self.store {
-                    Some(store) => store.compare(&batch.additions)?,
-                    None => vec![None; batch.additions.len()],
-                };
-                dry_run.add(&batch.additions, stored)?
+    fn store(&mut self, batch: &mut Vec<Addition>) -> Result<Vec<Outcome>, StoreError> {
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Some(dry_run) = &mut self.dry_run {
+            let stored = match &mut self.store {
+                Some(store) => store.compare(batch)?,
+                None => vec![None; batch.len()],
+            };
+            let expected = dry_run.add(batch, stored)?;
+            let is_rejected =
+                |outcome: &Outcome| matches!(outcome, Outcome::Conflict | Outcome::Damaged);
+            match (self.token, expected.iter().position(is_rejected)) {
+                (None, _) => return Ok(expected),
+                (Some(_), Some(rejected)) => batch.truncate(rejected + 1),
+                (Some(_), None) => {}
             }
-            None => Vec::new(),
-        };
-        let is_rejected =
-            |outcome: &Outcome| matches!(outcome, Outcome::Conflict | Outcome::Damaged);
-        if is_strict && let Some(rejected) = expected.iter().position(is_rejected) {
-            batch.truncate_after(rejected);
-            expected.truncate(rejected + 1);
         }
         match (&mut self.store, self.token) {
-            _ if batch.additions.is_empty() => Ok(Vec::new()),
-            (Some(store), Some(token)) => add(store, token, &batch.additions),
-            _ => Ok(expected),
+            (Some(store), Some(token)) => add(store, token, batch),
+            _ => Ok(Vec::new()),
         }
     }
 }
 
 /// Adds a batch, and leaves a server its share of the store. Waits while the WAL has its maximum size.
 fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outcome>, StoreError> {
-    let mut waiting_since = None;
-    let mut attempts = 1;
+    let start = Instant::now();
+    let mut is_waiting = false;
     loop {
-        let start = Instant::now();
+        let attempt = Instant::now();
         // The use of the token makes every batch a write, whose sync covers all earlier writes: otherwise a plant that an
         // interrupted process had written and not synced could be reported as replayed.
-        match store.add(batch, &[(token, Timestamp::now())]) {
+        let error = match store.add(batch, &[(token, Timestamp::now())]) {
             Ok(outcomes) => {
                 if store.is_shared() {
-                    thread::sleep(start.elapsed().min(PAUSE_MAX));
+                    thread::sleep(attempt.elapsed().min(PAUSE_MAX));
                 }
                 return Ok(outcomes);
             }
-            Err(StoreError::Busy(_)) if attempts < BUSY_ATTEMPTS && store.is_shared() => {
-                attempts += 1;
-            }
-            Err(StoreError::Full(cause)) if cause.is::<WalFull>() => {
-                let since = *waiting_since.get_or_insert_with(|| {
-                    write_stderr(format!("waiting: {cause}\n"));
-                    start
-                });
-                if since.elapsed() > READER_TIMEOUT {
-                    return Err(StoreError::Full(cause));
-                }
-                attempts = 1;
-                thread::sleep(READER_PAUSE);
-            }
-            failed => return failed,
+            Err(error) => error,
+        };
+        let (cause, timeout) = match &error {
+            StoreError::Busy(cause) if store.is_shared() => (cause, BUSY_TIMEOUT),
+            StoreError::Full(cause) if cause.is::<WalFull>() => (cause, READER_TIMEOUT),
+            _ => return Err(error),
+        };
+        if start.elapsed() > timeout {
+            return Err(error);
         }
+        if !std::mem::replace(&mut is_waiting, true) {
+            write_stderr(format!("waiting: {cause}\n"));
+        }
+        thread::sleep(RETRY_PAUSE);
     }
 }
 
-/// Plants that are stored together, and the problems found between them.
+/// Plants that are stored together, and the rows between them that are rejected.
 #[derive(Default)]
-struct ImportBatch {
+struct Batch {
     additions: Vec<Addition>,
-    /// The text of each addition.
-    texts: Vec<Text>,
-    problems: Vec<RejectedRow>,
+    /// The text of every row: of the next addition, unless it is rejected.
+    rows: Vec<(Text, Option<Rejection>)>,
     /// The header of a CSV file.
     header: Vec<u8>,
     /// The bytes of the input up to the end of this batch.
     bytes_read: u64,
 }
 
-/// A row that is not stored, or a part of one.
-type RejectedRow = (Text, Rejection);
-
-impl ImportBatch {
-    /// The line where it begins.
-    fn line(&self) -> u64 {
-        let rejected = self.problems.iter().map(|(text, _)| text);
-        let first = self
-            .texts
-            .iter()
-            .chain(rejected)
-            .map(|text| text.lines.first);
-        first.min().unwrap_or(1)
-    }
-
-    fn truncate_after(&mut self, last: usize) {
-        let lines = self.texts[last].lines;
-        self.additions.truncate(last + 1);
-        self.texts.truncate(last + 1);
-        self.problems.retain(|(text, _)| text.lines < lines);
-    }
-
-    fn len(&self) -> usize {
-        self.additions.len() + self.problems.len()
-    }
-}
-
 /// Decodes batches until the end of the input, the first problem of a strict import, or the end of the receiver.
 fn read(
     mut reader: Reader<impl BufRead>,
-    token: TokenId,
+    token: Option<TokenId>,
     len_max: usize,
     is_strict: bool,
-    batches: &SyncSender<ImportBatch>,
+    batches: &SyncSender<Batch>,
 ) -> io::Result<()> {
-    let (mut batch, mut bytes_before) = (ImportBatch::default(), 0);
+    let token = token.unwrap_or(TokenId(0)); // a dry run
+    let (mut batch, mut bytes_before) = (Batch::default(), 0);
     let ended = loop {
         let entry = match reader.next_entry() {
             Ok(Some(entry)) => entry,
@@ -416,37 +402,32 @@ fn read(
             // The plants before the error are stored.
             Err(error) => break Err(error),
         };
-        match entry.plant {
-            Ok(plant) => {
-                batch.additions.push(Addition { plant, token });
-                batch.texts.push(entry.text);
-            }
-            Err(rejection) => batch.problems.push((entry.text, rejection)),
-        }
-        if batch.header.is_empty() {
-            batch.header = reader.header().to_vec();
-        }
+        let additions = &mut batch.additions;
+        let plant = entry
+            .plant
+            .map(|plant| additions.push(Addition { plant, token }));
+        let is_last = is_strict && plant.is_err();
+        batch.rows.push((entry.text, plant.err()));
         batch.bytes_read = reader.bytes_read();
-        if is_strict && !batch.problems.is_empty() {
+        if is_last {
             break Ok(());
         }
-        if batch.len() >= len_max || batch.bytes_read - bytes_before >= BATCH_BYTES {
+        if batch.rows.len() >= len_max || batch.bytes_read - bytes_before >= BATCH_BYTES {
             bytes_before = batch.bytes_read;
+            batch.header = reader.header().to_vec();
             if batches.send(std::mem::take(&mut batch)).is_err() {
                 return Ok(());
             }
         }
     };
-    if batch.len() > 0 {
-        let _ = batches.send(batch);
-    }
+    batch.header = reader.header().to_vec();
+    batch.bytes_read = reader.bytes_read();
+    let _ = batches.send(batch);
     ended
 }
 
-/// Counts the outcomes.
 #[derive(Default)]
-struct Report {
-    is_dry_run: bool,
+struct Counts {
     added: u64,
     replayed: u64,
     conflict: u64,
@@ -456,122 +437,78 @@ struct Report {
     problems: u64,
 }
 
-impl Report {
-    fn new(is_dry_run: bool) -> Self {
-        Self {
-            is_dry_run,
-            ..Self::default()
-        }
-    }
-
-    /// Counts a batch and prints its problems. Returns them in the order of their lines.
-    fn count(
-        &mut self,
-        batch: ImportBatch,
-        outcomes: &[Outcome],
-        progress: &ProgressBar,
-    ) -> Vec<RejectedRow> {
-        let mut problems = batch.problems;
-        let complete = problems.iter().filter(|(text, _)| text.part.is_end);
-        self.invalid += complete.map(|(_, rejection)| rejection.lines).sum::<u64>();
-        for (text, outcome) in batch.texts.into_iter().zip(outcomes) {
-            let (count, problem) = match outcome {
-                Outcome::Added => (&mut self.added, None),
-                Outcome::Replayed => (&mut self.replayed, None),
-                Outcome::Conflict => (&mut self.conflict, Some("id: belongs to a different plant")),
-                Outcome::Damaged => (
-                    &mut self.damaged,
-                    Some("id: belongs to a plant that is damaged; run `plantstore check`"),
-                ),
-            };
-            *count += 1;
-            if let Some(problem) = problem.map(str::to_owned) {
-                problems.push((text, Rejection { problem, lines: 1 }));
-            }
-        }
-        // A stable sort keeps the parts of a row in order.
-        problems.sort_by_key(|(text, _)| text.lines.first);
-        for (text, rejection) in problems.iter().filter(|(text, _)| text.part.is_end) {
-            self.problems += 1;
-            if self.problems <= PROBLEMS_SHOWN_MAX {
-                progress.say(&format!("{}: {}", text.lines, rejection.problem));
-            }
-        }
-        problems
-    }
-
+impl Counts {
     fn rejected(&self) -> u64 {
         self.conflict + self.damaged + self.invalid
     }
 
-    fn summary(&self) -> String {
-        let mut text = format!(
-            "{}added {}, replayed {}, conflict {}, invalid {}",
-            if self.is_dry_run { "dry run: " } else { "" },
-            self.added,
-            self.replayed,
-            self.conflict,
-            self.invalid
-        );
-        if self.damaged > 0 {
-            let _ = write!(text, ", damaged {}", self.damaged);
-        }
-        text + "\n"
+    /// Counts an outcome. Returns why the plant was rejected.
+    fn count(&mut self, outcome: Outcome) -> Option<Rejection> {
+        let (count, problem) = match outcome {
+            Outcome::Added => (&mut self.added, None),
+            Outcome::Replayed => (&mut self.replayed, None),
+            Outcome::Conflict => (&mut self.conflict, Some("id: belongs to a different plant")),
+            Outcome::Damaged => (
+                &mut self.damaged,
+                Some("id: belongs to a plant that is damaged; run `plantstore check`"),
+            ),
+        };
+        *count += 1;
+        let problem = problem?.to_owned();
+        Some(Rejection { problem, lines: 1 })
     }
 }
 
-/// `--rejects FILE`: the rejected rows as they were, each after a comment with the reason, which an import skips. The file
-/// appears when it is complete.
-struct Rejects {
-    file: AtomicFile,
-    is_empty: bool,
-    is_line_open: bool,
+impl Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "added {}, replayed {}, conflict {}, invalid {}",
+            self.added, self.replayed, self.conflict, self.invalid
+        )?;
+        match self.damaged {
+            0 => Ok(()),
+            damaged => write!(f, ", damaged {damaged}"),
+        }
+    }
 }
 
-impl Rejects {
-    /// `store` is the database file, which is never written to.
-    fn create(path: &Path, store: Option<&Path>) -> anyhow::Result<Self> {
-        let file = match AtomicFile::create(path, Replace::Nothing, store) {
-            Err(WriteError::Exists(path)) => {
-                bail!("{path} already exists; choose another name for --rejects")
-            }
-            created => created?,
-        };
-        Ok(Self {
-            file,
-            is_empty: true,
-            is_line_open: false,
-        })
+/// The rejected rows as they were, each after a comment with the reason, which an import skips.
+struct Rejects<'a> {
+    path: &'a Path,
+    file: BufWriter<&'a File>,
+    has_header: bool,
+    /// The last part was not the end of its row.
+    is_within_row: bool,
+}
+
+impl<'a> Rejects<'a> {
+    fn new((file, path): (&'a AtomicFile, &'a Path)) -> Self {
+        Self {
+            path,
+            file: BufWriter::new(file.file()),
+            has_header: false,
+            is_within_row: false,
+        }
     }
 
     /// Writes a row, or a part of it.
-    fn write(&mut self, header: &[u8], (text, rejection): &RejectedRow) -> io::Result<()> {
-        if std::mem::replace(&mut self.is_empty, false) {
-            self.write_text(header, true)?;
+    fn write(&mut self, header: &[u8], text: &Text, rejection: &Rejection) -> io::Result<()> {
+        if !std::mem::replace(&mut self.has_header, true) {
+            self.file.write_all(header)?;
         }
-        if text.part.is_start {
-            let comment = format!("{COMMENT}{}: {}\n", text.lines, rejection.problem);
-            self.write_text(comment.as_bytes(), true)?;
+        if !std::mem::replace(&mut self.is_within_row, !text.is_end) {
+            writeln!(self.file, "{COMMENT}{}: {}", text.lines, rejection.problem)?;
         }
-        self.write_text(&text.raw, text.part.is_end)
-    }
-
-    /// The last line of the input may have no newline.
-    fn write_text(&mut self, text: &[u8], is_end: bool) -> io::Result<()> {
-        let mut file = self.file.file();
-        file.write_all(text)?;
-        self.is_line_open = text.last().map_or(self.is_line_open, |last| *last != b'\n');
-        if is_end && std::mem::replace(&mut self.is_line_open, false) {
-            file.write_all(b"\n")?;
+        self.file.write_all(&text.raw)?;
+        // The last line of the input may have no newline.
+        if text.is_end && !text.raw.ends_with(b"\n") {
+            self.file.write_all(b"\n")?;
         }
         Ok(())
     }
 
-    /// Creates no file if there is no rejected row.
-    fn finish(self) -> anyhow::Result<()> {
-        if !self.is_empty {
-            self.file.persist()?;
-        }
-        Ok(())
+    fn cannot_write(&self) -> String {
+        format!("cannot write {}", self.path.display())
     }
 }

@@ -65,12 +65,13 @@ pub(crate) struct Entry {
 pub(crate) struct Text {
     pub(crate) lines: Lines,
     pub(crate) raw: Vec<u8>,
-    /// How much of the entry `raw` is.
-    pub(crate) part: Part,
+    /// False if more of the same entry follows: one that is longer than any plant may be is returned in parts if its text is
+    /// kept, so that memory stays bounded.
+    pub(crate) is_end: bool,
 }
 
 /// Line numbers, counted from 1.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Lines {
     pub(crate) first: u64,
     pub(crate) last: u64,
@@ -85,67 +86,32 @@ impl Display for Lines {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Rejection {
     pub(crate) problem: String,
     /// How many lines that should have been plants are rejected with it.
     pub(crate) lines: u64,
 }
 
-/// An entry that is longer than any plant may be is returned in parts if its text is kept, so that memory stays bounded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) is_start: bool,
-    pub(crate) is_end: bool,
+/// Decodes one row at a time.
+trait Decoder {
+    /// Begins a new row.
+    fn clear(&mut self);
+
+    /// Takes the line with this number, or a part of it. True at the end of the row.
+    fn take(&mut self, line: &[u8], number: u64) -> bool;
+
+    /// Rejects the current row because it is longer than this, and keeps no more of it in memory.
+    fn reject_longer_than(&mut self, bytes_max: usize);
+
+    /// What the row is, as far as it has been read. An error concerns the whole input.
+    fn row(&mut self, lines: Lines, is_end: bool) -> io::Result<Row>;
 }
 
-pub(crate) struct Reader<R> {
-    source: Source<R>,
-    decoder: Decoder,
-}
-
-enum Decoder {
-    Ndjson(ndjson::Decoder),
-    Csv(Box<csv::Decoder>),
-}
-
-impl<R: BufRead> Reader<R> {
-    /// Rejects a plant of more than `bytes_max` bytes.
-    pub(crate) fn new(input: R, format: Format, bytes_max: usize, keeps_text: bool) -> Self {
-        // A plant that the server has accepted is never written longer than it was sent, except for an id sent as `1e18`.
-        let bytes_max = bytes_max + 32;
-        Self {
-            source: Source {
-                input,
-                bytes_read: 0,
-                lines_read: 0,
-            },
-            decoder: match format {
-                Format::Ndjson => Decoder::Ndjson(ndjson::Decoder::new(bytes_max, keeps_text)),
-                Format::Csv => Decoder::Csv(Box::new(csv::Decoder::new(bytes_max, keeps_text))),
-            },
-        }
-    }
-
-    /// An error concerns the whole input, not one plant.
-    pub(crate) fn next_entry(&mut self) -> io::Result<Option<Entry>> {
-        match &mut self.decoder {
-            Decoder::Ndjson(decoder) => decoder.next(&mut self.source),
-            Decoder::Csv(decoder) => decoder.next(&mut self.source),
-        }
-    }
-
-    /// The text of the CSV header, if it has been read and text is kept.
-    pub(crate) fn header(&self) -> &[u8] {
-        match &self.decoder {
-            Decoder::Ndjson(_) => &[],
-            Decoder::Csv(decoder) => decoder.header(),
-        }
-    }
-
-    pub(crate) fn bytes_read(&self) -> u64 {
-        self.source.bytes_read
-    }
+enum Row {
+    Blank,
+    Header,
+    Plant(Result<NewPlant, Rejection>),
 }
 
 /// Starts a line that an import skips: the reason why the next line or row was rejected.
@@ -170,50 +136,130 @@ const NON_TEXT_PREFIXES: [(&[u8], &str); 4] = [
     ),
 ];
 
-/// Text that is read line by line, with a limit for each line.
-struct Source<R> {
+/// Reads plants and rejects what is not one. Blank rows and comments are skipped.
+pub(crate) struct Reader<R> {
     input: R,
+    decoder: Box<dyn Decoder + Send>,
+    bytes_max: usize,
+    keeps_text: bool,
     bytes_read: u64,
     lines_read: u64,
+    header: Vec<u8>,
+    /// The lines and bytes of the current row that have been read.
+    row_lines: Lines,
+    row_bytes: usize,
+    /// The last part returned was not the end of its row.
+    is_within_row: bool,
+    line: Vec<u8>,
 }
 
-impl<R: BufRead> Source<R> {
-    /// The number of the line that is read next, counted from 1.
-    fn line(&self) -> u64 {
-        self.lines_read + 1
+impl<R: BufRead> Reader<R> {
+    /// Rejects a plant of more than `bytes_max` bytes.
+    pub(crate) fn new(input: R, format: Format, bytes_max: usize, keeps_text: bool) -> Self {
+        Self {
+            input,
+            decoder: match format {
+                Format::Ndjson => Box::new(ndjson::Ndjson::default()),
+                Format::Csv => Box::new(csv::Csv::default()),
+            },
+            // A plant that the server has accepted is never written longer than it was sent, except for an id sent as `1e18`.
+            bytes_max: bytes_max + 32,
+            keeps_text,
+            bytes_read: 0,
+            lines_read: 0,
+            header: Vec::new(),
+            row_lines: Lines::default(),
+            row_bytes: 0,
+            is_within_row: false,
+            line: Vec::new(),
+        }
     }
 
-    /// Appends the next line with its end, but at most `max` bytes. True at the end of the line or of the text.
-    fn read_line(&mut self, into: &mut Vec<u8>, max: usize) -> io::Result<bool> {
-        let start = into.len();
-        let is_first = self.bytes_read == 0;
-        let read = (&mut self.input).take(max as u64).read_until(b'\n', into)?;
-        self.bytes_read += read as u64;
-        if is_first {
-            let text = &into[start..];
-            if let Some((_, problem)) = NON_TEXT_PREFIXES
-                .iter()
-                .find(|(prefix, _)| text.starts_with(prefix))
-            {
+    /// The text of the CSV header, if it has been read and text is kept.
+    pub(crate) fn header(&self) -> &[u8] {
+        &self.header
+    }
+
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.bytes_read
+    }
+
+    /// The next plant or rejection. An error concerns the whole input.
+    pub(crate) fn next_entry(&mut self) -> io::Result<Option<Entry>> {
+        while let Some(text) = self.read_row()? {
+            match self.decoder.row(text.lines, text.is_end)? {
+                Row::Blank => {}
+                Row::Header => self.header = text.raw,
+                Row::Plant(plant) => return Ok(Some(Entry { text, plant })),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads a row to its end, or the next part of it if its text is kept. None at the end of the input.
+    fn read_row(&mut self) -> io::Result<Option<Text>> {
+        if !self.is_within_row {
+            self.decoder.clear();
+            self.row_bytes = 0;
+        }
+        let mut raw = Vec::new();
+        loop {
+            let number = self.lines_read + 1;
+            self.read_line()?;
+            if self.row_bytes == 0 {
+                self.row_lines.first = number;
+                if is_comment(&self.line) {
+                    while !self.line.is_empty() && !self.line.ends_with(b"\n") {
+                        self.read_line()?;
+                    }
+                    continue;
+                }
+            }
+            let is_end = if !self.line.is_empty() {
+                self.row_lines.last = number;
+                self.row_bytes += self.line.len();
+                if self.row_bytes > self.bytes_max {
+                    self.decoder.reject_longer_than(self.bytes_max);
+                }
+                if self.keeps_text {
+                    raw.extend_from_slice(&self.line);
+                }
+                self.decoder.take(&self.line, number)
+            } else if self.row_bytes > 0 {
+                // The last line may have no newline.
+                self.decoder.take(b"\n", number);
+                true
+            } else {
+                return Ok(None);
+            };
+            if is_end || raw.len() > self.bytes_max {
+                self.is_within_row = !is_end;
+                return Ok(Some(Text {
+                    lines: self.row_lines,
+                    raw,
+                    is_end,
+                }));
+            }
+        }
+    }
+
+    /// Reads the next line with its end, but at most `bytes_max` bytes; nothing at the end of the input.
+    fn read_line(&mut self) -> io::Result<()> {
+        self.line.clear();
+        let mut input = (&mut self.input).take(self.bytes_max as u64);
+        let read = input.read_until(b'\n', &mut self.line)?;
+        if self.bytes_read == 0 {
+            let mut prefixes = NON_TEXT_PREFIXES.iter();
+            if let Some((_, problem)) = prefixes.find(|(prefix, _)| self.line.starts_with(prefix)) {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, *problem));
             }
-            if text.starts_with(BOM) {
-                into.drain(start..start + BOM.len());
+            if self.line.starts_with(BOM) {
+                self.line.drain(..BOM.len());
             }
         }
-        let is_end = into[start..].ends_with(b"\n");
-        self.lines_read += u64::from(is_end);
-        Ok(is_end || read < max)
-    }
-
-    /// Skips the rest of a line.
-    fn skip_line(&mut self, buffer: &mut Vec<u8>, max: usize) -> io::Result<()> {
-        loop {
-            buffer.clear();
-            if self.read_line(buffer, max)? {
-                return Ok(());
-            }
-        }
+        self.bytes_read += read as u64;
+        self.lines_read += u64::from(self.line.ends_with(b"\n"));
+        Ok(())
     }
 }
 

@@ -1,98 +1,62 @@
 //! One JSON object per line, `{"id":…,"name":…,"tag":…}`, decoded as the server decodes a request body.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::formats::{Entry, Lines, Part, Rejection, Source, Text, is_comment};
+use crate::formats::{Decoder, Lines, Rejection, Row};
 use crate::plant::{NewPlant, Plant};
 
 #[derive(Serialize)]
 struct Line<'a> {
     id: i64,
-    name: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tag: Option<&'a str>,
+    #[serde(flatten)]
+    plant: &'a Plant,
 }
 
 pub(super) fn write_plant(out: &mut impl Write, id: i64, plant: &Plant) -> io::Result<()> {
-    let line = Line {
-        id,
-        name: &plant.name,
-        tag: plant.tag.as_deref(),
-    };
-    serde_json::to_writer(&mut *out, &line)?;
+    serde_json::to_writer(&mut *out, &Line { id, plant })?;
     out.write_all(b"\n")
 }
 
-pub(super) struct Decoder {
-    bytes_max: usize,
-    keeps_text: bool,
+#[derive(Default)]
+pub(super) struct Ndjson {
     line: Vec<u8>,
-    /// The last part returned was not the end of its line.
-    is_within: bool,
+    problem: Option<String>,
 }
 
-impl Decoder {
-    pub(super) fn new(bytes_max: usize, keeps_text: bool) -> Self {
-        Self {
-            bytes_max,
-            keeps_text,
-            line: Vec::new(),
-            is_within: false,
-        }
+impl Decoder for Ndjson {
+    fn clear(&mut self) {
+        self.line.clear();
+        self.problem = None;
     }
 
-    /// The next plant. Blank lines and comments are skipped.
-    pub(super) fn next(&mut self, source: &mut Source<impl BufRead>) -> io::Result<Option<Entry>> {
-        loop {
-            let number = source.line();
-            self.line.clear();
-            let mut is_end = source.read_line(&mut self.line, self.bytes_max)?;
-            let is_start = !self.is_within;
-            let is_skipped = is_start && is_comment(&self.line);
-            let is_too_long = !(is_start && is_end);
-            if !is_end && (is_skipped || !self.keeps_text) {
-                source.skip_line(&mut self.line, self.bytes_max)?;
-                is_end = true;
-            }
-            if !is_too_long && self.line.is_empty() {
-                return Ok(None);
-            }
-            if is_skipped || !is_too_long && self.line.trim_ascii().is_empty() {
-                continue;
-            }
-            let plant = if is_too_long {
-                let problem = format!("longer than {} bytes", self.bytes_max);
-                Err(Rejection { problem, lines: 1 })
-            } else {
-                self.plant()
-            };
-            self.is_within = !is_end;
-            let mut raw = Vec::new();
-            if self.keeps_text {
-                std::mem::swap(&mut raw, &mut self.line);
-            }
-            let text = Text {
-                lines: Lines {
-                    first: number,
-                    last: number,
-                },
-                raw,
-                part: Part { is_start, is_end },
-            };
-            return Ok(Some(Entry { text, plant }));
+    fn take(&mut self, line: &[u8], _: u64) -> bool {
+        if self.problem.is_none() {
+            self.line.extend_from_slice(line);
         }
+        line.ends_with(b"\n")
     }
 
-    fn plant(&self) -> Result<NewPlant, Rejection> {
+    fn reject_longer_than(&mut self, bytes_max: usize) {
+        self.problem = Some(format!("longer than {bytes_max} bytes"));
+    }
+
+    fn row(&mut self, _: Lines, _: bool) -> io::Result<Row> {
+        if self.problem.is_none() && self.line.trim_ascii().is_empty() {
+            return Ok(Row::Blank);
+        }
         let json = self.line.strip_suffix(b"\n").unwrap_or(&self.line);
-        NewPlant::from_json(json).map_err(|invalid| {
-            // Every line is line 1 for the JSON decoder.
-            let problem = invalid
-                .to_string()
-                .replace(" at line 1 column", " at column");
-            Rejection { problem, lines: 1 }
-        })
+        let plant = match &self.problem {
+            Some(problem) => Err(problem.clone()),
+            None => NewPlant::from_json(json).map_err(|invalid| {
+                // Every line is line 1 for the JSON decoder.
+                let problem = invalid.to_string();
+                problem.replace(" at line 1 column", " at column")
+            }),
+        };
+        Ok(Row::Plant(
+            plant.map_err(|problem| Rejection { problem, lines: 1 }),
+        ))
     }
 }
