@@ -6,13 +6,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::process::geteuid;
 
-use crate::sqlite_format::{Content, JournalMode, SIDECAR_SUFFIXES};
+use crate::sqlite_format::{Content, SIDECAR_SUFFIXES};
 
 /// The ending of temporary names. Before it stand a random number and a checksum, so that a leftover of a killed process is
 /// recognised and a file of another program is not mistaken for one.
@@ -21,35 +21,20 @@ const TEMPORARY: &str = ".plantstore-tmp";
 /// File names may have 255 bytes; the rest is for the random part, the ending and the suffixes of SQLite.
 const NAME_LEN_MAX: usize = 200;
 
-/// Why a file was not written.
+/// Why a file cannot be used or written. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum FileError {
     #[error("{0} already exists; choose another name or use --force")]
-    Exists(String),
-    #[error("{0} exists and is not a backup, so it is not replaced; choose another name")]
-    NotABackup(String),
-    #[error("{0} is not a regular file; choose another name")]
-    NotAFile(String),
-    #[error("{0} is a symbolic link, which is not followed; give the path of the file itself")]
-    SymbolicLink(String),
-    #[error("{0} belongs to the store itself; choose another name")]
-    OwnFile(String),
-    #[error("{file} belongs to the database {database}; choose another name")]
-    SidecarFile { file: String, database: String },
-    #[error("{0} is a database or a part of one, so it is not replaced; choose another name")]
-    Database(String),
-    #[error(
-        "{0} is not empty and belongs to a database that is not there; move it away together with its database first"
-    )]
-    Orphan(String),
-    #[error("{0} is being written by another plantstore; wait for it or choose another name")]
-    InUse(String),
+    Exists(PathBuf),
+    /// The file must not be written, for the reason in the message.
+    #[error("{0}")]
+    Rejected(String),
     #[error(
         "cannot {action} {path}; check that its directory exists, that the disk has room and that this user may write there"
     )]
     Io {
         action: &'static str,
-        path: String,
+        path: PathBuf,
         source: io::Error,
     },
 }
@@ -82,11 +67,13 @@ impl AtomicFile {
         target: &Path,
         replace: Replace,
         store: Option<&Path>,
-    ) -> Result<Self, WriteError> {
+    ) -> Result<Self, FileError> {
         check_target(target, replace, store)?;
         let target = resolve(target).map_err(failed_to("find the directory of", target))?;
         remove_leftovers(&target)?;
-        let temporary = temporary_name(&target);
+        let random = getrandom::u32().unwrap_or_else(|_| std::process::id());
+        let name = target.file_name().unwrap_or_default();
+        let temporary = target.with_file_name(temporary_name(name, random));
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -103,9 +90,7 @@ impl AtomicFile {
         match created.file.try_lock() {
             // Another process may have taken the file for a leftover before it was locked.
             Ok(()) if created.is_in_place() => Ok(created),
-            Ok(()) | Err(TryLockError::WouldBlock) => {
-                Err(WriteError::InUse(created.target.display().to_string()))
-            }
+            Ok(()) | Err(TryLockError::WouldBlock) => Err(in_use(&created.target)),
             Err(TryLockError::Error(error)) => Err(failed_to("lock", &created.temporary)(error)),
         }
     }
@@ -121,7 +106,7 @@ impl AtomicFile {
     }
 
     /// Syncs the file and drops it from the page cache, so that it is read back from disk.
-    pub fn sync(&self) -> Result<(), WriteError> {
+    pub fn sync(&self) -> Result<(), FileError> {
         let synced = self.file.sync_all();
         synced.map_err(failed_to("sync", &self.temporary))?;
         #[cfg(target_os = "linux")]
@@ -133,20 +118,13 @@ impl AtomicFile {
         Ok(())
     }
 
-    /// Writes the journal mode into the header of a database. (SQLite would create a WAL next to it for that.)
-    pub fn set_journal_mode(&self, mode: JournalMode) -> Result<(), WriteError> {
-        let written = self.file.write_all_at(&mode.bytes(), JournalMode::OFFSET);
-        written.map_err(failed_to("write to", &self.temporary))
-    }
-
     /// Syncs the file and gives it its final name.
-    pub fn persist(self) -> Result<(), WriteError> {
+    pub fn persist(self) -> Result<(), FileError> {
         self.sync()?;
-        self.remove_sidecars();
-        let name = self.target.display().to_string();
+        remove_sidecars(&self.temporary);
         if self.replace == Replace::Nothing {
             rename_to_new(&self.temporary, &self.target).map_err(|error| match error.kind() {
-                ErrorKind::AlreadyExists => WriteError::Exists(name),
+                ErrorKind::AlreadyExists => FileError::Exists(self.target.clone()),
                 _ => failed_to("rename a finished file to", &self.target)(error),
             })?;
         } else {
@@ -160,9 +138,9 @@ impl AtomicFile {
 
     /// Syncs the file and gives it its final name; what had that name is kept under `kept`. At every moment one of the two
     /// is complete under the final name, unless the file system cannot exchange names.
-    pub fn persist_and_keep(self, kept: &Path) -> Result<(), WriteError> {
+    pub fn persist_and_keep(self, kept: &Path) -> Result<(), FileError> {
         self.sync()?;
-        self.remove_sidecars();
+        remove_sidecars(&self.temporary);
         let exchange = || {
             rename_to_new(&self.temporary, kept)?;
             if renameat_with(CWD, kept, CWD, &self.target, RenameFlags::EXCHANGE).is_err() {
@@ -178,26 +156,27 @@ impl AtomicFile {
     fn is_in_place(&self) -> bool {
         is_same_file(self.file.metadata(), fs::symlink_metadata(&self.temporary))
     }
-
-    fn remove_sidecars(&self) {
-        for suffix in SIDECAR_SUFFIXES {
-            let _ = fs::remove_file(with_suffix(&self.temporary, suffix));
-        }
-    }
 }
 
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if self.is_in_place() {
-            self.remove_sidecars();
+            remove_sidecars(&self.temporary);
             let _ = fs::remove_file(&self.temporary);
         }
     }
 }
 
+fn remove_sidecars(database: &Path) {
+    for suffix in SIDECAR_SUFFIXES {
+        let _ = fs::remove_file(with_suffix(database, suffix));
+    }
+}
+
 /// Checks that a file may be written under this name.
-fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result<(), WriteError> {
-    let name = target.display().to_string();
+fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result<(), FileError> {
+    let name = target.display();
+    let reject = |problem: &str| Err(FileError::Rejected(format!("{name} {problem}")));
     let found = match fs::symlink_metadata(target) {
         Ok(found) => Some(found),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -208,31 +187,35 @@ fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result
     if let Some(store) = store
         && is_file_of_store(&resolved, store)
     {
-        return Err(WriteError::OwnFile(name));
+        return reject("belongs to the store itself; choose another name");
     }
     if let Some(database) = database_of_sidecar(&resolved) {
-        let database = database.display().to_string();
-        return Err(WriteError::SidecarFile {
-            file: name,
-            database,
-        });
+        let database = database.display();
+        return reject(&format!(
+            "belongs to the database {database}; choose another name"
+        ));
     }
     if replace != Replace::Store
         && let Some(orphan) = orphan_of(&resolved)
     {
-        return Err(WriteError::Orphan(orphan.display().to_string()));
+        return Err(FileError::Rejected(format!(
+            "{} is not empty and belongs to a database that is not there; move it away together with its database first",
+            orphan.display()
+        )));
     }
     let Some(found) = found else {
         return Ok(());
     };
     if found.is_symlink() {
-        return Err(WriteError::SymbolicLink(name));
+        return reject(
+            "is a symbolic link, which is not followed; give the path of the file itself",
+        );
     }
     if !found.is_file() {
-        return Err(WriteError::NotAFile(name));
+        return reject("is not a regular file; choose another name");
     }
     if replace == Replace::Nothing {
-        return Err(WriteError::Exists(name));
+        return Err(FileError::Exists(target.to_owned()));
     }
     let content = open_existing(&resolved, false).and_then(|file| Content::of(&file));
     match (content.map_err(failed_to("read", target))?, replace) {
@@ -240,8 +223,10 @@ fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result
         | (Content::Backup, Replace::Backup)
         | (Content::Store | Content::Backup, Replace::Store)
         | (Content::Other, Replace::RegularFile | Replace::Store) => Ok(()),
-        (_, Replace::RegularFile | Replace::Store) => Err(WriteError::Database(name)),
-        _ => Err(WriteError::NotABackup(name)),
+        (_, Replace::RegularFile | Replace::Store) => {
+            reject("is a database or a part of one, so it is not replaced; choose another name")
+        }
+        _ => reject("exists and is not a backup, so it is not replaced; choose another name"),
     }
 }
 
@@ -262,15 +247,11 @@ fn is_file_of_store(path: &Path, store: &Path) -> bool {
 /// would delete it, or apply it to whatever database gets that name. (A journal next to an empty database is what a crash
 /// leaves while the database is created.)
 pub fn orphan_of(database: &Path) -> Option<PathBuf> {
-    let len = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    let (wal, journal) = (
-        with_suffix(database, "-wal"),
-        with_suffix(database, "-journal"),
-    );
-    if len(database) == 0 && len(&wal) > 0 {
+    let [wal, journal] = ["-wal", "-journal"].map(|suffix| with_suffix(database, suffix));
+    if is_empty(database) && !is_empty(&wal) {
         return Some(wal);
     }
-    (!database.exists() && len(&journal) > 0).then_some(journal)
+    (!database.exists() && !is_empty(&journal)).then_some(journal)
 }
 
 /// The database that a name such as `plants.db-wal` belongs to, if that is there.
@@ -289,44 +270,29 @@ pub fn database_of_sidecar(path: &Path) -> Option<PathBuf> {
     .then_some(database)
 }
 
-/// A temporary name for this target: random, with a checksum that includes the target's name.
-fn temporary_name(target: &Path) -> PathBuf {
-    let random = getrandom::u32().unwrap_or_else(|_| std::process::id());
-    let name = target.file_name().unwrap_or_default().as_bytes();
-    let mut temporary = OsString::from(OsStr::from_bytes(&name[..name.len().min(NAME_LEN_MAX)]));
-    temporary.push(format!(
-        ".{random:08x}{:08x}{TEMPORARY}",
-        checksum(name, random)
-    ));
-    target.with_file_name(temporary)
+/// A temporary name for a target of this name, with a checksum of both.
+fn temporary_name(target: &OsStr, random: u32) -> OsString {
+    let name = target.as_bytes();
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(name);
+    checksum.update(&random.to_be_bytes());
+    let checksum = checksum.finalize();
+    let mut temporary = OsStr::from_bytes(&name[..name.len().min(NAME_LEN_MAX)]).to_owned();
+    temporary.push(format!(".{random:08x}{checksum:08x}{TEMPORARY}"));
+    temporary
 }
 
 /// Whether `temporary_name` made this name for this target.
 fn is_temporary_name(candidate: &OsStr, target: &OsStr) -> bool {
-    let target = target.as_bytes();
-    let middle = candidate
-        .as_bytes()
-        .strip_prefix(&target[..target.len().min(NAME_LEN_MAX)])
-        .and_then(|rest| rest.strip_prefix(b"."))
-        .and_then(|rest| rest.strip_suffix(TEMPORARY.as_bytes()))
-        .and_then(|middle| std::str::from_utf8(middle).ok())
-        .filter(|middle| middle.len() == 16);
-    let number = middle.and_then(|middle| u64::from_str_radix(middle, 16).ok());
-    number.is_some_and(|number| {
-        let random = u32::try_from(number >> 32).unwrap_or_default();
-        number & u64::from(u32::MAX) == u64::from(checksum(target, random))
-    })
-}
-
-fn checksum(name: &[u8], random: u32) -> u32 {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(name);
-    hasher.update(&random.to_be_bytes());
-    hasher.finalize()
+    let numbers = candidate.as_bytes().strip_suffix(TEMPORARY.as_bytes());
+    let numbers = numbers.and_then(|name| name.last_chunk::<16>());
+    let random = numbers.and_then(|numbers| str::from_utf8(&numbers[..8]).ok());
+    let random = random.and_then(|random| u32::from_str_radix(random, 16).ok());
+    random.is_some_and(|random| candidate == temporary_name(target, random))
 }
 
 /// Removes what killed processes have left of this target. A process that is still writing it is an error.
-fn remove_leftovers(target: &Path) -> Result<(), WriteError> {
+fn remove_leftovers(target: &Path) -> Result<(), FileError> {
     let directory = directory_of(target);
     let failed = || failed_to("read the directory", directory);
     for entry in fs::read_dir(directory).map_err(failed())? {
@@ -340,16 +306,22 @@ fn remove_leftovers(target: &Path) -> Result<(), WriteError> {
         };
         match file.try_lock() {
             Ok(()) if is_same_file(file.metadata(), fs::symlink_metadata(&path)) => {
-                for suffix in SIDECAR_SUFFIXES {
-                    let _ = fs::remove_file(with_suffix(&path, suffix));
-                }
+                remove_sidecars(&path);
                 let _ = fs::remove_file(&path);
             }
             Ok(()) => {} // renamed into place just now
-            Err(_) => return Err(WriteError::InUse(target.display().to_string())),
+            Err(_) => return Err(in_use(target)),
         }
     }
     Ok(())
+}
+
+/// The error for a file that another process is writing.
+pub fn in_use(path: &Path) -> FileError {
+    FileError::Rejected(format!(
+        "{} is being written by another plantstore; wait for it or choose another name",
+        path.display()
+    ))
 }
 
 /// Renames without replacing anything. Not every file system can do that in one step; with two, the new name appears
@@ -380,17 +352,14 @@ pub fn create_empty(path: &Path, store: &Path) -> io::Result<bool> {
     }
 }
 
-/// Gives a file that root created to the owner of the store, or of its directory if there is no store yet.
-pub fn give_to_owner_of(store: &Path, file: &File) {
-    change_owner(file, owner_of(store));
-}
-
-fn owner_of(store: &Path) -> Option<Metadata> {
+/// The owner of the store, or of its directory if there is no store yet; none unless this process runs as root.
+pub fn owner_of(store: &Path) -> Option<Metadata> {
     let owner = fs::metadata(store).or_else(|_| fs::metadata(directory_of(store)));
     owner.ok().filter(|_| geteuid().is_root())
 }
 
-fn change_owner(file: &File, owner: Option<Metadata>) {
+/// Gives a file that root created to the owner of the store.
+pub fn change_owner(file: &File, owner: Option<Metadata>) {
     if let Some(owner) = owner {
         // This fails in a container or over NFS if root is not allowed to change owners; the file then belongs to root.
         let _ = fchown(file, Some(owner.uid()), Some(owner.gid()));
@@ -410,6 +379,11 @@ pub fn open_existing(path: &Path, write: bool) -> io::Result<File> {
     } else {
         Err(io::Error::other("not a regular file"))
     }
+}
+
+/// True if there is no file, or an empty one.
+pub fn is_empty(path: &Path) -> bool {
+    fs::metadata(path).map_or(0, |found| found.len()) == 0
 }
 
 /// The directory that a file is in.
@@ -455,9 +429,9 @@ pub fn is_same_file(one: io::Result<Metadata>, other: io::Result<Metadata>) -> b
 }
 
 /// Adds the action and the path to an error of the file system; an argument of `map_err`.
-pub fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WriteError {
-    let path = path.display().to_string();
-    move |source| WriteError::Io {
+pub fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_owned();
+    move |source| FileError::Io {
         action,
         path,
         source,
@@ -470,28 +444,24 @@ mod tests {
 
     #[test]
     fn a_temporary_name_is_recognised_for_its_own_target_only() {
-        let target = Path::new("/data/plants.db");
-        let temporary = temporary_name(target);
-        let temporary = temporary.file_name().expect("a name");
-        assert!(is_temporary_name(temporary, OsStr::new("plants.db")));
-        assert!(!is_temporary_name(temporary, OsStr::new("plants")));
+        let target = OsStr::new("plants.db");
+        let temporary = temporary_name(target, 4711);
+        assert!(is_temporary_name(&temporary, target));
+        assert!(!is_temporary_name(&temporary, OsStr::new("plants")));
         for other in [
             "plants.db.plantstore-tmp",
             "plants.db.0123456789abcdef.plantstore-tmp",
             "plants.db-partial",
         ] {
-            assert!(!is_temporary_name(
-                OsStr::new(other),
-                OsStr::new("plants.db")
-            ));
+            assert!(!is_temporary_name(OsStr::new(other), target));
         }
     }
 
     #[test]
     fn a_long_name_has_a_temporary_name_that_fits() {
-        let target = PathBuf::from("x".repeat(255));
-        let temporary = temporary_name(&target);
-        assert!(with_suffix(&temporary, "-journal").as_os_str().len() <= 255);
-        assert!(is_temporary_name(temporary.as_os_str(), target.as_os_str()));
+        let target = OsString::from("x".repeat(255));
+        let temporary = temporary_name(&target, 4711);
+        assert!(temporary.len() + "-journal".len() <= 255);
+        assert!(is_temporary_name(&temporary, &target));
     }
 }

@@ -23,6 +23,12 @@ pub const WAL_HEADER_LEN: usize = 32;
 /// The header of a frame, which is followed by a page.
 pub const WAL_FRAME_HEADER_LEN: usize = 24;
 
+/// The journal mode in the header of a database, and its position. A backup is in rollback-journal mode: all data is in the
+/// database file. The data of a store may also be in its WAL.
+pub const JOURNAL_MODE_OFFSET: u64 = 18;
+pub const JOURNAL_MODE_ROLLBACK: [u8; 2] = [1, 1];
+pub const JOURNAL_MODE_WAL: [u8; 2] = [2, 2];
+
 /// What a file contains, as far as its first bytes show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
@@ -59,7 +65,7 @@ impl Content {
             | [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7, ..] => Self::Database,
             header if header.starts_with(b"SQLite format 3\0") => {
                 let application_id = header.get(68..72).unwrap_or_default();
-                let has_wal = header.get(18..20) == Some(&JournalMode::Wal.bytes());
+                let has_wal = header.get(18..20) == Some(&JOURNAL_MODE_WAL);
                 match (application_id == APPLICATION_ID.to_be_bytes(), has_wal) {
                     (true, false) => Self::Backup,
                     (true, true) => Self::Store,
@@ -70,25 +76,5 @@ impl Content {
             }
             _ => Self::Other,
         })
-    }
-}
-
-/// The journal mode in the header of a SQLite database.
-#[derive(Debug, Clone, Copy)]
-pub enum JournalMode {
-    /// All data is in the database file: a backup.
-    Rollback,
-    /// Data may also be in the WAL: a store.
-    Wal,
-}
-
-impl JournalMode {
-    pub const OFFSET: u64 = 18;
-
-    pub fn bytes(self) -> [u8; 2] {
-        match self {
-            Self::Rollback => [1, 1],
-            Self::Wal => [2, 2],
-        }
     }
 }

@@ -188,13 +188,15 @@ impl Check {
             accept_loss(&location)?;
         }
         let mut store = match Store::open(&location, Mode::Read) {
-            Err(OpenError::Missing(path)) if is_file => bail!("there is no file {path}"),
+            Err(OpenError::Missing(path)) if is_file => {
+                bail!("there is no file {}", path.display())
+            }
             Err(OpenError::NotOurs(path)) if is_file => bail!(
-                "{path} is not a store or a backup of plantstore, or its header is damaged; if it was a backup, \
-                 {BACKUP_ADVICE}"
+                "{} is not a store or a backup of plantstore, or its header is damaged; if it was a backup, {BACKUP_ADVICE}",
+                path.display()
             ),
             Err(OpenError::Sqlite { path, source }) if is_backup => {
-                let problem = format!("the backup {path} is damaged; {BACKUP_ADVICE}");
+                let problem = format!("the backup {} is damaged; {BACKUP_ADVICE}", path.display());
                 return Err(source).context(problem);
             }
             opened => opened?,

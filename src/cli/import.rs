@@ -20,7 +20,7 @@ use crate::cli::open_or_create;
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, print};
 use crate::config::{BodySettings, StoreSettings, WalSettings};
 use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
-use crate::fs::{AtomicFile, Replace, WriteError};
+use crate::fs::{AtomicFile, FileError, Replace};
 use crate::logging::write_stderr;
 use crate::store::{
     Addition, DryRun, Mode, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
@@ -202,7 +202,8 @@ impl Import {
             return Ok(None);
         };
         match AtomicFile::create(path, Replace::Nothing, self.store.location.file()) {
-            Err(WriteError::Exists(path)) => {
+            Err(FileError::Exists(path)) => {
+                let path = path.display();
                 bail!("{path} already exists; choose another name for --rejects")
             }
             created => Ok(Some(created?)),

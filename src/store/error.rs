@@ -3,11 +3,11 @@
 
 use std::error::Error;
 use std::iter;
-use std::path::Path;
+use std::path::PathBuf;
 
 use rusqlite::ffi::SQLITE_IOERR_WRITE;
 
-use crate::fs::WriteError;
+use crate::fs::FileError;
 
 /// The error of the engine or of the operating system.
 pub type Cause = Box<dyn Error + Send + Sync>;
@@ -78,19 +78,17 @@ impl From<rusqlite::Error> for StoreError {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("there is no store at {0}; `plantstore serve` creates one")]
-    Missing(String),
-    #[error("there is no file {0}")]
-    NoFile(String),
+    Missing(PathBuf),
     #[error(
         "the store {path} is in use by another plantstore{holder}; stop that one, or choose another --store"
     )]
     Locked {
-        path: String,
+        path: PathBuf,
         /// Such as ` (process 4711)`; empty if it is unknown.
         holder: String,
     },
     #[error("{0} is not a database of plantstore; choose another --store")]
-    NotOurs(String),
+    NotOurs(PathBuf),
     #[error(
         "the store {path} has schema version {found} and this plantstore knows versions up to {known}; \
          use the newer plantstore that made it"
@@ -100,21 +98,19 @@ pub enum OpenError {
         found: i64,
         known: i64,
     },
-    #[error("the disk of the store {0} is full; free some space and start again")]
-    Full(String),
     #[error("the store {0} is being used by another program; end that program and start again")]
-    InUse(String),
+    InUse(PathBuf),
     #[error(
         "{0} is a backup and is not changed; `plantstore restore {0} --store …` creates a store from it"
     )]
-    IsBackup(String),
-    #[error("{0} is not a backup; `plantstore backup` creates one of a store")]
-    NotABackup(String),
+    IsBackup(PathBuf),
     #[error("cannot use the store {path}; if it is damaged, restore a backup")]
     Sqlite {
-        path: String,
+        path: PathBuf,
         source: rusqlite::Error,
     },
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("the database {database} cannot be reached; check that it runs, and --store")]
     Unreachable { database: String, source: Cause },
     #[error("the database {database} must not be used: {problem}")]
@@ -158,11 +154,11 @@ impl OpenError {
 pub(crate) enum SaveError {
     #[error("{path} does not fit on the disk; free some space and run the command again")]
     NoRoom {
-        path: String,
+        path: PathBuf,
         source: rusqlite::Error,
     },
     #[error(transparent)]
-    Write(#[from] WriteError),
+    File(#[from] FileError),
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
@@ -173,13 +169,4 @@ impl From<rusqlite::Error> for SaveError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Store(error.into())
     }
-}
-
-/// Adds the action and the path to an error of the file system; an argument of `map_err`.
-pub(super) fn failed_to(action: &str, path: &Path) -> impl FnOnce(std::io::Error) -> OpenError {
-    let message = format!(
-        "cannot {action} {}; check that its directory exists and that this user may write there",
-        path.display()
-    );
-    |source| OpenError::caused_by(source, message)
 }

@@ -59,17 +59,15 @@ const BREAKS: [Break; 7] = [
     Break {
         name: "no-checkpoint-at-the-start",
         file: "src/store/sqlite/open.rs",
-        before: r#"    match checkpoint(&connection, "TRUNCATE") {
-        Ok(true) => {}"#,
+        before: r#"    if !checkpoint(&connection, "TRUNCATE").map_err(unusable(store))? {"#,
         // A new store is left alone: its tables would be in the WAL only, which the check of the files takes for an accident.
-        after: r#"    let is_new = fs::metadata(path).is_ok_and(|file| file.len() <= 4096);
+        after: r#"    let is_new = fs::metadata(store).is_ok_and(|file| file.len() <= 4096);
     if crate::is_broken("no-checkpoint-at-the-start") && !is_new {
-        served.record_batch(0);
-        run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
-        return Ok((connection, served));
+        lock.record_batch(0);
+        run_checkpoint_on_close(&connection, true).map_err(unusable(store))?;
+        return Ok((connection, lock));
     }
-    match checkpoint(&connection, "TRUNCATE") {
-        Ok(true) => {}"#,
+    if !checkpoint(&connection, "TRUNCATE").map_err(unusable(store))? {"#,
         suite: Suite::PowerCuts,
         // The WAL then has transactions of two sessions, which the next start rejects.
         expected: "wrong: does not open",
@@ -115,8 +113,8 @@ const BREAKS: [Break; 7] = [
     Break {
         name: "no-orphan-wal-check",
         file: "src/store/sqlite/open.rs",
-        before: "let Some(orphan) = orphan_of(real) else {",
-        after: r#"let orphan = orphan_of(real).filter(|_| !crate::is_broken("no-orphan-wal-check"));
+        before: "let Some(orphan) = orphan_of(store) else {",
+        after: r#"let orphan = orphan_of(store).filter(|_| !crate::is_broken("no-orphan-wal-check"));
     let Some(orphan) = orphan else {"#,
         suite: Suite::Accident("`serve`, database and lock file moved"),
         expected: "silent: ",

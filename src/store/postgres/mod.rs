@@ -20,8 +20,9 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 use tokio_postgres::{Error, Row};
 
+use crate::fs::failed_to;
 use crate::store::Mode;
-use crate::store::error::{OpenError, StoreError, chain, failed_to};
+use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::client::Param;
 use crate::store::postgres::retry::RetryingClient;
 use crate::store::postgres::schema::SchemaCheck;

@@ -3,7 +3,8 @@
 //! another name.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,10 +15,10 @@ use rusqlite::ffi::SQLITE_IOERR_WRITE;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::fs::{
-    AtomicFile, Replace, WriteError, failed_to, give_to_owner_of, is_same_file, sync_directory_of,
-    with_suffix,
+    AtomicFile, Replace, change_owner, failed_to, in_use, is_same_file, owner_of, resolve_links,
+    sync_directory_of, with_suffix,
 };
-use crate::sqlite_format::{Content, JournalMode};
+use crate::sqlite_format::{Content, JOURNAL_MODE_OFFSET, JOURNAL_MODE_ROLLBACK, JOURNAL_MODE_WAL};
 use crate::store::error::{OpenError, SaveError, StoreError};
 use crate::store::sqlite::lock::{Lock, State, set_clean};
 use crate::store::sqlite::{Sqlite, connection, open};
@@ -36,7 +37,7 @@ const THROTTLED_PAUSE: u32 = 3;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The bytes that a restore copies between two reports of its progress.
-const CHUNK: usize = 1 << 20;
+const CHUNK: u64 = 1 << 20;
 
 /// A backup that is being written.
 pub(crate) struct BackupFile(AtomicFile);
@@ -114,7 +115,7 @@ pub(super) fn copy_pages(
         match step {
             StepResult::Done => break,
             StepResult::More => {}
-            _ => return Err(WriteError::InUse(file.path().display().to_string()).into()),
+            _ => return Err(in_use(file.path()).into()),
         }
         // A little after each step, instead of all at the end: the server waits for the same disk.
         let synced = file.file().sync_data();
@@ -124,7 +125,13 @@ pub(super) fn copy_pages(
     drop(backup);
     drop(snapshot);
     drop(copy);
-    Ok(file.set_journal_mode(JournalMode::Rollback)?)
+    set_journal_mode(file, JOURNAL_MODE_ROLLBACK)
+}
+
+/// Writes the journal mode into the header of a database. (SQLite would create a WAL next to it for that.)
+fn set_journal_mode(file: &AtomicFile, mode: [u8; 2]) -> Result<(), SaveError> {
+    let written = file.file().write_all_at(&mode, JOURNAL_MODE_OFFSET);
+    Ok(written.map_err(failed_to("write to", file.path()))?)
 }
 
 /// Opens a new store in the temporary file of a backup. It needs no WAL: after a failure the file is deleted.
@@ -148,7 +155,7 @@ fn open_scratch(path: &Path) -> Result<Connection, OpenError> {
 }
 
 fn failed_writing(target: &BackupFile) -> impl FnOnce(rusqlite::Error) -> SaveError {
-    let path = target.0.path().display().to_string();
+    let path = target.0.path().to_owned();
     move |source| {
         let code = source.sqlite_error().map(|error| error.extended_code);
         let full = source.sqlite_error_code() == Some(ErrorCode::DiskFull);
@@ -194,28 +201,29 @@ impl Restoration {
         replace: bool,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, SaveError> {
-        let name = |path: &Path| path.display().to_string();
+        let reject = |path: &Path, problem: &str| {
+            let message = format!("{} {problem}; choose another name", path.display());
+            Err(OpenError::other(message).into())
+        };
         // Checked before it is opened: opening a named pipe would wait for a writer.
         match fs::metadata(backup) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(OpenError::NoFile(name(backup)).into());
+                return Err(open::no_file(backup).into());
             }
-            Ok(found) if !found.is_file() => {
-                return Err(OpenError::NotABackup(name(backup)).into());
-            }
+            Ok(found) if !found.is_file() => return Err(open::not_a_backup(backup).into()),
             _ => {}
         }
         let from = File::open(backup).map_err(failed_to("read", backup))?;
-        let real = connection::real(store)?;
+        let real = resolve_links(store).map_err(failed_to("find", store))?;
         if is_same_file(from.metadata(), fs::metadata(&real)) {
-            return Err(WriteError::OwnFile(name(backup)).into());
+            return reject(backup, "belongs to the store itself");
         }
         if real.is_dir() {
-            return Err(WriteError::NotAFile(name(store)).into());
+            return reject(store, "is not a regular file");
         }
         let lock = Lock::take(&real)?;
         if Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup {
-            return Err(OpenError::NotABackup(name(backup)).into());
+            return Err(open::not_a_backup(backup).into());
         }
         let replace = if replace {
             Replace::Store
@@ -223,7 +231,14 @@ impl Restoration {
             Replace::Nothing
         };
         let file = AtomicFile::create(&real, replace, None)?;
-        copy(from, backup, &file, report)?;
+        let size = from.metadata().map_err(failed_to("read", backup))?.len();
+        let mut copied = 0;
+        while let chunk @ 1.. = io::copy(&mut (&from).take(CHUNK), &mut file.file())
+            .map_err(failed_to("copy the backup to", file.path()))?
+        {
+            copied += chunk;
+            report(copied, size);
+        }
         file.sync()?;
         Ok(Self {
             file,
@@ -238,14 +253,14 @@ impl Restoration {
     }
 
     /// Puts it in place. Returns the name under which the store that was there is kept.
-    pub fn finish(self) -> Result<Option<PathBuf>, SaveError> {
+    pub fn finish(mut self) -> Result<Option<PathBuf>, SaveError> {
         let connection = open_scratch(self.file.path())?;
         if State::read(&connection)?.is_some() {
             set_clean(&connection, true)?;
         }
         drop(connection);
-        self.file.set_journal_mode(JournalMode::Wal)?;
-        give_to_owner_of(&self.store, self.file.file());
+        set_journal_mode(&self.file, JOURNAL_MODE_WAL)?;
+        change_owner(self.file.file(), owner_of(&self.store));
         let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ");
         let kept = with_suffix(&self.store, &format!("-before-{now}"));
         let moved = move_sidecars_aside(&self.store, &kept)?;
@@ -257,27 +272,6 @@ impl Restoration {
         }
         self.file.persist()?;
         Ok(moved.then_some(kept))
-    }
-}
-
-fn copy(
-    mut from: File,
-    backup: &Path,
-    to: &AtomicFile,
-    report: &mut dyn FnMut(u64, u64),
-) -> Result<(), SaveError> {
-    let size = from.metadata().map_err(failed_to("read", backup))?.len();
-    let mut chunk = vec![0; CHUNK];
-    let mut copied = 0;
-    loop {
-        let len = from.read(&mut chunk).map_err(failed_to("read", backup))?;
-        if len == 0 {
-            return Ok(());
-        }
-        let written = to.file().write_all(&chunk[..len]);
-        written.map_err(failed_to("write to", to.path()))?;
-        copied += len as u64;
-        report(copied, size);
     }
 }
 

@@ -1,15 +1,13 @@
-//! What the modules of this engine do with any connection or path: checkpoints, the real path of a file, and errors with their meaning.
+//! What the modules of this engine do with any connection: checkpoints, and errors with their meaning.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use rusqlite::{Connection, ErrorCode};
 
-use crate::fs::resolve_links;
-use crate::store::error::{OpenError, failed_to};
+use crate::store::error::OpenError;
 
 /// How long to wait for another process, such as `plantstore token create`, to end its transaction.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,33 +30,26 @@ pub(super) fn run_checkpoint_on_close(
     connection.set_db_config(setting, !run).map(drop)
 }
 
-/// The path of the file itself, which need not exist yet: SQLite keeps its WAL next to that.
-pub(super) fn real(path: &Path) -> Result<PathBuf, OpenError> {
-    resolve_links(path).map_err(failed_to("find", path))
-}
-
-/// True if there is no file, or an empty one.
-pub(super) fn is_empty(path: &Path) -> bool {
-    fs::metadata(path).map_or(0, |found| found.len()) == 0
-}
-
 /// Turns an error of SQLite into what is wrong with the store; an argument of `map_err`.
-pub(super) fn unusable(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
-    let path = path.display().to_string();
-    let shared_memory = |error: &rusqlite::Error| {
-        let code = error.sqlite_error().map(|error| error.extended_code);
-        code == Some(SQLITE_IOERR_SHMSIZE)
-    };
-    move |source| match source.sqlite_error_code() {
-        _ if shared_memory(&source) => OpenError::Full(path),
-        Some(ErrorCode::NotADatabase) => OpenError::NotOurs(path),
-        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
-            let advice =
-                "check that it is a file and that this user may write to it and its directory";
-            OpenError::caused_by(source, format!("cannot open {path} for writing; {advice}"))
+pub(super) fn unusable(store: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
+    let path = store.to_owned();
+    move |source| {
+        let error = source.sqlite_error();
+        let is_shm_full = error.is_some_and(|error| error.extended_code == SQLITE_IOERR_SHMSIZE);
+        match source.sqlite_error_code() {
+            code if is_shm_full || code == Some(ErrorCode::DiskFull) => {
+                let (path, advice) = (path.display(), "free some space and start again");
+                OpenError::other(format!("the disk of the store {path} is full; {advice}"))
+            }
+            Some(ErrorCode::NotADatabase) => OpenError::NotOurs(path),
+            Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
+                let path = path.display();
+                let advice =
+                    "check that it is a file and that this user may write to it and its directory";
+                OpenError::caused_by(source, format!("cannot open {path} for writing; {advice}"))
+            }
+            Some(ErrorCode::DatabaseBusy) => OpenError::InUse(path),
+            _ => OpenError::Sqlite { path, source },
         }
-        Some(ErrorCode::DatabaseBusy) => OpenError::InUse(path),
-        Some(ErrorCode::DiskFull) => OpenError::Full(path),
-        _ => OpenError::Sqlite { path, source },
     }
 }

@@ -2,7 +2,6 @@
 //! SQLite goes on with the open file, and everything that is added would be lost with the process. Then the content is rescued, as long
 //! as this process still has the files open.
 
-use std::fmt;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -29,12 +28,11 @@ pub(super) struct FileIdentity {
     real: PathBuf,
     /// Dropped only when this process has no connection to the database: closing a file releases SQLite's locks on it.
     database: File,
-    database_id: FileId,
     wal: File,
-    wal_id: FileId,
+    /// Of `FILES`.
+    ids: [FileId; 3],
     /// The last frame of the WAL at the last check, and the salts of its cycle.
     wal_mark: Option<(i32, [u8; 8])>,
-    shared_memory_id: FileId,
     database_len: u64,
     /// The database file has no holes up to here: a checkpoint that a reader interrupts leaves holes.
     written_len: u64,
@@ -49,6 +47,9 @@ pub(super) struct FileIdentity {
 
 type FileId = (u64, u64);
 
+/// The suffixes of the files that SQLite has open: the database, its WAL, and the shared memory of that.
+const FILES: [&str; 3] = ["", "-wal", "-shm"];
+
 /// The number of frames of the WAL that are checked, and of pages of the database (at most twice as many).
 const SAMPLES: i32 = 64;
 const PAGE_SAMPLES: u64 = 32;
@@ -60,34 +61,16 @@ const NEW_FRAMES_STEP: usize = 16;
 const ATTEMPTS: usize = 3;
 
 /// What happened to the files while they were in use.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum FileProblem {
     /// The path of the database leads to another file, or to none.
+    #[error("the database file was moved, deleted or replaced while it was in use")]
     DatabaseMoved,
     /// The path of the WAL or of its shared memory leads to another file, or to none.
+    #[error("{0} was moved, deleted or replaced while it was in use")]
     SidecarMoved(PathBuf),
+    #[error("{0} was truncated or overwritten while it was in use")]
     ContentDestroyed(PathBuf),
-}
-
-impl fmt::Display for FileProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::DatabaseMoved => {
-                f.write_str("the database file was moved, deleted or replaced while it was in use")
-            }
-            Self::SidecarMoved(path) => {
-                let path = path.display();
-                write!(
-                    f,
-                    "{path} was moved, deleted or replaced while it was in use"
-                )
-            }
-            Self::ContentDestroyed(path) => {
-                let path = path.display();
-                write!(f, "{path} was truncated or overwritten while it was in use")
-            }
-        }
-    }
 }
 
 impl FileIdentity {
@@ -95,18 +78,17 @@ impl FileIdentity {
     pub(super) fn new(
         connection: &Connection,
         path: &Path,
-        database: File,
         identity: [u8; 16],
     ) -> io::Result<Self> {
         let real = path.canonicalize()?;
-        let id = |suffix: &str| fs::metadata(with_suffix(&real, suffix)).map(|found| id(&found));
+        let database = File::open(&real)?;
+        let [database_id, wal_id, shared_memory_id] =
+            FILES.map(|suffix| fs::metadata(with_suffix(&real, suffix)).map(|found| id(&found)));
         let mut files = Self {
             given: std::path::absolute(path)?,
-            database_id: id("")?,
+            ids: [database_id?, wal_id?, shared_memory_id?],
             wal: File::open(with_suffix(&real, "-wal"))?,
-            wal_id: id("-wal")?,
             wal_mark: None,
-            shared_memory_id: id("-shm")?,
             database_len: database.metadata()?.len(),
             written_len: 0,
             real,
@@ -137,10 +119,10 @@ impl FileIdentity {
         wal_frames: i32,
     ) -> Result<(), FileProblem> {
         self.next_check = Instant::now() + INTERVAL;
-        if !has_id(&self.given, self.database_id) || !has_id(&self.real, self.database_id) {
+        if !has_id(&self.given, self.ids[0]) || !has_id(&self.real, self.ids[0]) {
             return Err(FileProblem::DatabaseMoved);
         }
-        for (suffix, expected) in [("-wal", self.wal_id), ("-shm", self.shared_memory_id)] {
+        for (suffix, expected) in FILES.iter().zip(self.ids).skip(1) {
             let path = with_suffix(&self.real, suffix);
             if !has_id(&path, expected) {
                 return Err(FileProblem::SidecarMoved(path));
@@ -156,9 +138,8 @@ impl FileIdentity {
                 wal_frames_now(connection).is_none_or(|(frames, _)| self.check_frames(frames))
             });
         if !has_frames {
-            return Err(FileProblem::ContentDestroyed(with_suffix(
-                &self.real, "-wal",
-            )));
+            let wal = with_suffix(&self.real, "-wal");
+            return Err(FileProblem::ContentDestroyed(wal));
         }
         if salts_before.is_some() && salts_before != self.salts() {
             // The WAL was reset, so all of it had been written back to the database.
@@ -172,7 +153,7 @@ impl FileIdentity {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", self.database.as_raw_fd());
         let path = fs::read_link(link).ok()?;
-        has_id(&path, self.database_id).then_some(path)
+        has_id(&path, self.ids[0]).then_some(path)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -201,18 +182,12 @@ impl FileIdentity {
         let pages = self.written_len / size;
         let distance = (pages / PAGE_SAMPLES).next_power_of_two().max(1);
         let mut samples = (0..pages).step_by(usize::try_from(distance).unwrap_or(usize::MAX));
+        let mut content = vec![0; self.page.len()];
         samples.all(|page| {
-            let mut start = [0; 16];
             let offset = page * size;
-            let read = self.database.read_exact_at(&mut start, offset);
-            read.is_err() || start != [0; 16] || offset == LOCK_BYTE || !self.is_zero(offset)
+            let read = self.database.read_exact_at(&mut content, offset);
+            read.is_err() || offset == LOCK_BYTE || content.iter().any(|byte| *byte != 0)
         })
-    }
-
-    fn is_zero(&self, offset: u64) -> bool {
-        let mut page = vec![0; self.page.len()];
-        let read = self.database.read_exact_at(&mut page, offset);
-        read.is_ok() && page.iter().all(|byte| *byte == 0)
     }
 
     /// True if the file is as long as the number of pages in its header says.

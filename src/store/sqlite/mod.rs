@@ -14,6 +14,7 @@ mod verify;
 mod wal_check;
 mod wal_limit;
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -25,13 +26,15 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 pub(crate) use backup::{BackupFile, Restoration};
 pub(super) use open::{accept_loss, file_sizes, is_backup, schema_version};
 
+use crate::fs::failed_to;
 use crate::plant::NewPlant;
 use crate::store::Mode;
-use crate::store::error::{OpenError, StoreError, chain, failed_to};
+use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::clock::Clock;
+use crate::store::sqlite::connection::unusable;
 use crate::store::sqlite::file_identity::FileIdentity;
-use crate::store::sqlite::lock::{ServedStore, State};
+use crate::store::sqlite::lock::{Lock, State};
 use crate::store::sqlite::rows::{PlantRow, select_plants};
 use crate::store::sqlite::wal_limit::WalLimit;
 use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
@@ -50,7 +53,9 @@ pub struct Sqlite {
     /// Present in `Serve` and `Import`.
     files: Option<FileIdentity>,
     /// Present in `Serve`, and in `Import` if no server is running.
-    served: Option<ServedStore>,
+    lock: Option<Lock>,
+    /// The length of the WAL before the last batch that was added with the lock.
+    marked_at: i32,
     clock: Clock,
     /// After a failed fsync nothing may be written any more: another one may claim success.
     has_failed: bool,
@@ -59,7 +64,7 @@ pub struct Sqlite {
 
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        if self.served.is_some() && !self.has_failed {
+        if self.lock.is_some() && !self.has_failed {
             // If that fails, the next start needs the WAL or the lock file, as after a kill.
             let _ = lock::set_clean(&self.connection, true);
         }
@@ -91,30 +96,30 @@ impl Sqlite {
     /// Whatever an earlier process left in the WAL is synced before this returns. Without that, a plant whose fsync was interrupted
     /// would be visible but not durable, and a replay would get a 200 that a power failure undoes.
     fn open_exclusive(path: &Path) -> Result<Self, OpenError> {
-        let (connection, served) = open::exclusive(path)?;
-        Self::with_checkpoints(connection, Some(served), path)
+        let (connection, lock) = open::exclusive(path)?;
+        Self::with_checkpoints(connection, Some(lock), path)
     }
 
     fn with_checkpoints(
         connection: Connection,
-        served: Option<ServedStore>,
+        lock: Option<Lock>,
         path: &Path,
     ) -> Result<Self, OpenError> {
-        clock::compare_with(rows::newest(&connection).map_err(connection::unusable(path))?);
+        clock::compare_with(rows::newest(&connection).map_err(unusable(path))?);
         let mut store = Self::new(connection);
-        store.served = served;
-        if let Some(state) = State::read(&store.connection).map_err(connection::unusable(path))? {
-            let database = open::file(path)?;
-            let files = FileIdentity::new(&store.connection, path, database, state.identity);
+        store.lock = lock;
+        if let Some(state) = State::read(&store.connection).map_err(unusable(path))? {
+            let files = FileIdentity::new(&store.connection, path, state.identity);
             store.files = Some(files.map_err(failed_to("read the files of", path))?);
         }
-        store.checkpointer = Some(Checkpointer::new(open::shared(path)?, open::file(path)?));
+        let database = File::open(path).map_err(failed_to("open", path))?;
+        store.checkpointer = Some(Checkpointer::new(open::shared(path)?, database));
         Ok(store)
     }
 
     /// True if another process may be adding as well.
     pub(crate) fn is_shared(&self) -> bool {
-        self.served.is_none()
+        self.lock.is_none()
     }
 
     fn new(mut connection: Connection) -> Self {
@@ -131,7 +136,8 @@ impl Sqlite {
             wal_frames,
             checkpointer: None,
             files: None,
-            served: None,
+            lock: None,
+            marked_at: i32::MAX,
             clock: Clock::default(),
             has_failed: false,
             wal_limit: WalLimit::default(),
@@ -157,8 +163,9 @@ impl Sqlite {
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
         let number = rows::last_batch(&transaction)?.saturating_add(1);
-        if let Some(served) = &self.served {
-            served.mark_wal(&transaction, wal_frames)?;
+        if self.lock.is_some() && wal_frames < self.marked_at {
+            // The WAL has started from its beginning: the identity of the store is written to it.
+            transaction.execute("UPDATE store SET wal_cycle = wal_cycle + 1", [])?;
         }
         let mut outcomes = Vec::with_capacity(batch.len());
         {
@@ -186,11 +193,11 @@ impl Sqlite {
             )?;
         }
         transaction.commit()?;
-        if let Some(served) = &mut self.served {
-            served.wal_is_marked(wal_frames);
-            if outcomes.contains(&Outcome::Added) {
-                served.record_batch(number);
-            }
+        self.marked_at = wal_frames;
+        if let Some(lock) = &mut self.lock
+            && outcomes.contains(&Outcome::Added)
+        {
+            lock.record_batch(number);
         }
         Ok(outcomes)
     }
@@ -255,8 +262,8 @@ impl Sqlite {
             return Ok(());
         };
         let checked = files.check(&self.connection, wal_frames);
-        if let Some(served) = &mut self.served {
-            served.ensure_lock_file(files.path());
+        if let Some(lock) = &mut self.lock {
+            lock.ensure_file(files.path());
         }
         checked.map_err(|problem| {
             let rescued = file_identity::rescue(&mut self.connection, files, &problem);

@@ -1,24 +1,26 @@
 //! Opening a SQLite file: lock, file and directory entry, pragmas, schema. Every pragma that durability depends on is read back. None
 //! of this takes longer on a larger store; only the WAL is read completely.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::fs::{
-    create_empty, database_of_sidecar, open_existing, orphan_of, sync_directory_of, with_suffix,
+    create_empty, database_of_sidecar, failed_to, is_empty, open_existing, orphan_of,
+    resolve_links, sync_directory_of, with_suffix,
 };
 use crate::sqlite_format::{APPLICATION_ID, Content};
-use crate::store::error::{OpenError, failed_to};
+use crate::store::error::OpenError;
 use crate::store::sqlite::connection::{
-    BUSY_TIMEOUT, checkpoint, real, run_checkpoint_on_close, unusable,
+    BUSY_TIMEOUT, checkpoint, run_checkpoint_on_close, unusable,
 };
-use crate::store::sqlite::lock::{self, Lock, ServedStore};
+use crate::store::sqlite::lock::{self, LastBatch, Lock};
 use crate::store::sqlite::rows;
 use crate::store::sqlite::wal_check::{Damage, check_wal};
 use crate::store::types::FileSizes;
@@ -40,41 +42,41 @@ const VERSION_WITH_STATE: u32 = 4;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// Opens a store for its one server, with the schema up to date and nothing left in the WAL that is not synced.
-pub(super) fn exclusive(path: &Path) -> Result<(Connection, ServedStore), OpenError> {
-    create(path)?;
-    let mut connection = connect(path)?;
-    let lock = Lock::take(&real(path)?)?;
-    run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
-    upgrade(&mut connection, path)?;
+pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
+    let store = &create(path)?;
+    let mut connection = connect(store)?;
+    let mut lock = Lock::take(store)?;
+    run_checkpoint_on_close(&connection, false).map_err(unusable(store))?;
+    upgrade(&mut connection, store)?;
     // This syncs the lock file before the WAL is truncated, so that a database without a WAL is known to be complete.
-    let mut served = ServedStore::new(&connection, lock, path)?;
-    sync_names(path)?;
-    match checkpoint(&connection, "TRUNCATE") {
-        Ok(true) => {}
-        Ok(false) => return Err(OpenError::InUse(path.display().to_string())),
-        Err(source) => return Err(unusable(path)(source)),
+    lock.record_store(&connection, store)?;
+    sync_names(store)?;
+    if !checkpoint(&connection, "TRUNCATE").map_err(unusable(store))? {
+        return Err(OpenError::InUse(store.clone()));
     }
-    served.record_batch(rows::last_batch(&connection).map_err(unusable(path))?);
-    lock::require_wal(&connection).map_err(unusable(path))?;
-    run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
-    Ok((connection, served))
+    lock.record_batch(rows::last_batch(&connection).map_err(unusable(store))?);
+    // From now on the database is incomplete without its WAL. The database file alone should say so; if a reader prevents that, a
+    // later checkpoint does it.
+    lock::set_clean(&connection, false)
+        .and_then(|()| checkpoint(&connection, "PASSIVE"))
+        .and_then(|_| run_checkpoint_on_close(&connection, true))
+        .map_err(unusable(store))?;
+    Ok((connection, lock))
 }
 
 /// Opens a store that other processes may have open too. Upgrades the schema only if no server is running.
 pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
-    if !path.exists() {
-        return Err(OpenError::Missing(path.display().to_string()));
-    }
-    let mut connection = connect(path)?;
-    if version(&connection, path)? < VERSION {
+    let store = &existing(path)?;
+    let mut connection = connect(store)?;
+    if version(&connection, store)? < VERSION {
         // Closed before the lock is released, as `Lock` says.
         drop(connection);
-        let lock = Lock::take(&real(path)?)?;
-        upgrade(&mut connect_unchecked(path)?, path)?;
+        let lock = Lock::take(store)?;
+        upgrade(&mut connect_unchecked(store)?, store)?;
         drop(lock);
-        connection = connect(path)?;
+        connection = connect(store)?;
     }
-    sync_names(path)?;
+    sync_names(store)?;
     Ok(connection)
 }
 
@@ -88,100 +90,105 @@ pub(super) fn to_read(path: &Path) -> Result<Connection, OpenError> {
 
 /// Opens a backup, and nothing else, to read it.
 pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
-    let name = path.display().to_string();
-    if !path.exists() {
-        return Err(OpenError::NoFile(name));
-    }
-    check_wal(&real(path)?, Damage::Accepted)?;
+    let store = &existing(path).map_err(|_| no_file(path))?;
+    check_wal(store, Damage::Accepted)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
-    match is_in_backup_mode(&connection, path) {
-        Ok(true) => {
-            if version(&connection, path)? < VERSION_WITH_BATCHES {
-                // A backup is never changed, so the missing column is added by a view that hides the table.
-                let view = "PRAGMA temp_store = MEMORY;
-                            CREATE TEMP VIEW plants AS SELECT *, 0 AS batch FROM main.plants";
-                connection.execute_batch(view).map_err(unusable(path))?;
-            }
-            Ok(connection)
-        }
-        Ok(false) | Err(OpenError::NotOurs(_)) => Err(OpenError::NotABackup(name)),
-        Err(error) => Err(error),
+    let connection = Connection::open_with_flags(store, flags).map_err(unusable(store))?;
+    match is_in_backup_mode(&connection, store) {
+        Ok(true) => {}
+        Ok(false) | Err(OpenError::NotOurs(_)) => return Err(not_a_backup(path)),
+        Err(error) => return Err(error),
     }
+    if version(&connection, store)? < VERSION_WITH_BATCHES {
+        // A backup is never changed, so the missing column is added by a view that hides the table.
+        let view = "PRAGMA temp_store = MEMORY;
+                    CREATE TEMP VIEW plants AS SELECT *, 0 AS batch FROM main.plants";
+        connection.execute_batch(view).map_err(unusable(store))?;
+    }
+    Ok(connection)
+}
+
+pub(super) fn no_file(path: &Path) -> OpenError {
+    OpenError::other(format!("there is no file {}", path.display()))
+}
+
+pub(super) fn not_a_backup(path: &Path) -> OpenError {
+    let path = path.display();
+    OpenError::other(format!(
+        "{path} is not a backup; `plantstore backup` creates one of a store"
+    ))
 }
 
 /// Makes a store a backup: all data in one file, in rollback-journal mode. No other process may have it open.
-pub(super) fn switch_to_rollback_journal(path: &Path) -> Result<(), OpenError> {
-    let connection = match connect(path) {
+pub(super) fn switch_to_rollback_journal(store: &Path) -> Result<(), OpenError> {
+    let connection = match connect(store) {
         Err(OpenError::IsBackup(_)) => return Ok(()),
         other => other?,
     };
-    if version(&connection, path)? >= VERSION_WITH_STATE {
-        lock::set_clean(&connection, true).map_err(unusable(path))?;
+    if version(&connection, store)? >= VERSION_WITH_STATE {
+        lock::set_clean(&connection, true).map_err(unusable(store))?;
     }
-    match set_and_read_back(&connection, "journal_mode = DELETE", path)?.as_str() {
-        "delete" => Ok(()),
-        _ => Err(OpenError::InUse(path.display().to_string())),
+    let mode = set_and_read_back(&connection, "journal_mode = DELETE").map_err(unusable(store))?;
+    if mode == "delete" {
+        Ok(())
+    } else {
+        Err(OpenError::InUse(store.to_owned()))
     }
 }
 
 /// Lets a store be opened from now on although transactions are missing.
 pub(in crate::store) fn accept_loss(path: &Path) -> Result<(), OpenError> {
-    if !path.exists() {
-        return Err(OpenError::Missing(path.display().to_string()));
-    }
-    let real = real(path)?;
-    check_no_orphan(&real)?;
-    check_wal(&real, Damage::Accepted)?;
-    let lock = Lock::take(&real)?;
-    let mut connection = connect_unchecked(path)?;
-    upgrade(&mut connection, path)?;
-    lock::set_clean(&connection, true).map_err(unusable(path))?;
+    let store = &existing(path)?;
+    check_no_orphan(store)?;
+    check_wal(store, Damage::Accepted)?;
+    let mut lock = Lock::take(store)?;
+    let mut connection = connect_unchecked(store)?;
+    upgrade(&mut connection, store)?;
+    lock::set_clean(&connection, true).map_err(unusable(store))?;
     lock.forget_batch();
-    run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
-    drop(connection);
-    Ok(())
+    run_checkpoint_on_close(&connection, true).map_err(unusable(store))
 }
 
-pub(super) fn file(path: &Path) -> Result<File, OpenError> {
-    File::open(path).map_err(failed_to("open", path))
+/// The path of the file itself: SQLite keeps its WAL next to that.
+fn existing(path: &Path) -> Result<PathBuf, OpenError> {
+    if !path.exists() {
+        return Err(OpenError::Missing(path.to_owned()));
+    }
+    Ok(path.canonicalize().map_err(failed_to("find", path))?)
 }
 
 /// Creates an empty database file with mode 0600 if there is none, and makes its name survive a power failure. SQLite gives
-/// its other files the same mode.
-pub(super) fn create(path: &Path) -> Result<(), OpenError> {
-    let real = real(path)?;
-    if fs::metadata(&real).map_or(0, |found| found.len()) == 0 {
-        check_no_orphan(&real)?;
-        if let Some(database) = database_of_sidecar(&real) {
+/// its other files the same mode. Returns the path of the file itself.
+pub(super) fn create(path: &Path) -> Result<PathBuf, OpenError> {
+    let store = resolve_links(path).map_err(failed_to("find", path))?;
+    let name = store.display();
+    if is_empty(&store) {
+        check_no_orphan(&store)?;
+        if let Some(database) = database_of_sidecar(&store) {
             return Err(OpenError::other(format!(
-                "{} has the name of a file that belongs to the database {}; choose another --store",
-                path.display(),
+                "{name} has the name of a file that belongs to the database {}; choose another --store",
                 database.display()
             )));
         }
-        if lock::was_served(&real) {
-            let lock = with_suffix(&real, "-lock");
-            let (path, lock) = (path.display(), lock.display());
+        if LastBatch::read(&store).is_some() {
             return Err(OpenError::other(format!(
-                "there is no database at {path}, but {lock} says that one was served here; \
-                 move it back or restore a backup; to start with an empty store, delete {lock}"
+                "there is no database at {name}, but {name}-lock says that one was served here; \
+                 move it back or restore a backup; to start with an empty store, delete {name}-lock"
             )));
         }
     }
-    match create_empty(path, path) {
-        Ok(true) => sync_names(path),
-        Ok(false) => Ok(()),
-        Err(error) => Err(failed_to("create", path)(error)),
+    if create_empty(&store, &store).map_err(failed_to("create", path))? {
+        sync_names(&store)?;
     }
+    Ok(store)
 }
 
 /// SQLite would delete the WAL of a database that is missing or empty.
-fn check_no_orphan(real: &Path) -> Result<(), OpenError> {
-    let Some(orphan) = orphan_of(real) else {
+fn check_no_orphan(store: &Path) -> Result<(), OpenError> {
+    let Some(orphan) = orphan_of(store) else {
         return Ok(());
     };
-    let (database, wal) = (real.display(), orphan.display());
+    let (database, wal) = (store.display(), orphan.display());
     Err(OpenError::other(format!(
         "{database} is missing or empty, but {wal} holds transactions of it: creating a store here would destroy them; \
          move the database file back next to it, or move {wal} away together with its database"
@@ -190,8 +197,8 @@ fn check_no_orphan(real: &Path) -> Result<(), OpenError> {
 
 /// Makes the names of the database and of its WAL survive a power failure. SQLite syncs the directory of a new WAL too, but ignores
 /// the result.
-fn sync_names(path: &Path) -> Result<(), OpenError> {
-    sync_directory_of(&real(path)?).map_err(failed_to("sync the directory of", path))
+fn sync_names(store: &Path) -> Result<(), OpenError> {
+    Ok(sync_directory_of(store).map_err(failed_to("sync the directory of", store))?)
 }
 
 pub(in crate::store) fn file_sizes(path: &Path) -> io::Result<FileSizes> {
@@ -205,17 +212,19 @@ pub(in crate::store) fn file_sizes(path: &Path) -> io::Result<FileSizes> {
 
 /// True if the header says that this is a backup.
 pub(in crate::store) fn is_backup(path: &Path) -> bool {
-    let file = real(path)
-        .ok()
-        .and_then(|path| open_existing(&path, false).ok());
-    file.is_some_and(|file| Content::of(&file).is_ok_and(|content| content == Content::Backup))
+    let content = path.canonicalize().and_then(|path| content_of(&path));
+    content.is_ok_and(|content| content == Content::Backup)
+}
+
+fn content_of(path: &Path) -> io::Result<Content> {
+    Content::of(&open_existing(path, false)?)
 }
 
 /// Waits where SQLite does not, if two processes create one store at the same time.
-fn connect(path: &Path) -> Result<Connection, OpenError> {
+fn connect(store: &Path) -> Result<Connection, OpenError> {
     let start = Instant::now();
     loop {
-        match try_to_connect(path) {
+        match try_to_connect(store) {
             Err(OpenError::InUse(_)) if start.elapsed() < BUSY_TIMEOUT => {
                 thread::sleep(Duration::from_millis(20));
             }
@@ -224,32 +233,30 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
     }
 }
 
-fn try_to_connect(path: &Path) -> Result<Connection, OpenError> {
-    let real = real(path)?;
-    check_no_orphan(&real)?;
-    check_one_name(&real)?;
-    check_wal(&real, Damage::Rejected)?;
-    let connection = connect_unchecked(path)?;
-    lock::check_complete(&connection, &real)?;
-    run_checkpoint_on_close(&connection, true).map_err(unusable(path))?;
+fn try_to_connect(store: &Path) -> Result<Connection, OpenError> {
+    check_no_orphan(store)?;
+    check_one_name(store)?;
+    check_wal(store, Damage::Rejected)?;
+    let connection = connect_unchecked(store)?;
+    lock::check_complete(&connection, store)?;
+    run_checkpoint_on_close(&connection, true).map_err(unusable(store))?;
     Ok(connection)
 }
 
 /// Connects without checking the WAL first, and without a checkpoint at the end.
-fn connect_unchecked(path: &Path) -> Result<Connection, OpenError> {
+fn connect_unchecked(store: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
-    run_checkpoint_on_close(&connection, false).map_err(unusable(path))?;
-    connection
-        .busy_timeout(BUSY_TIMEOUT)
-        .map_err(unusable(path))?;
+    let connection = Connection::open_with_flags(store, flags).map_err(unusable(store))?;
+    run_checkpoint_on_close(&connection, false)
+        .and_then(|()| connection.busy_timeout(BUSY_TIMEOUT))
+        .map_err(unusable(store))?;
     // Before anything is changed in a file that is not ours, or in a backup.
-    if is_in_backup_mode(&connection, path)? {
-        return Err(OpenError::IsBackup(path.display().to_string()));
+    if is_in_backup_mode(&connection, store)? {
+        return Err(OpenError::IsBackup(store.to_owned()));
     }
-    if connection.is_readonly("main").map_err(unusable(path))? {
+    if connection.is_readonly("main").map_err(unusable(store))? {
         let error = io::Error::from(io::ErrorKind::PermissionDenied);
-        return Err(failed_to("write to", path)(error));
+        return Err(failed_to("write to", store)(error).into());
     }
     for (pragma, expected) in [
         ("journal_mode = WAL", "wal"),
@@ -265,56 +272,49 @@ fn connect_unchecked(path: &Path) -> Result<Connection, OpenError> {
         ("fullfsync = ON", "1"),
         ("checkpoint_fullfsync = ON", "1"),
     ] {
-        let found = set_and_read_back(&connection, pragma, path)?;
+        let found = set_and_read_back(&connection, pragma).map_err(unusable(store))?;
         if found != expected {
             return Err(OpenError::other(format!(
-                "the store {} rejects `PRAGMA {pragma}` (its value is {found}), so a 200 would not mean on disk; move it to a local disk",
-                path.display()
+                "the store {} rejects `PRAGMA {pragma}` (its value is {found}), so a 200 would not mean on disk; move it to a \
+                 local disk",
+                store.display()
             )));
         }
     }
     Ok(connection)
 }
 
+/// Sets a pragma such as `journal_mode = WAL`, and returns the value that it has then.
+fn set_and_read_back(connection: &Connection, pragma: &str) -> Result<String, rusqlite::Error> {
+    connection.execute_batch(&format!("PRAGMA {pragma}"))?;
+    let (name, _) = pragma.split_once(' ').unwrap_or((pragma, ""));
+    connection.pragma_query_value(None, name, |row| {
+        Ok(match row.get_ref(0)? {
+            ValueRef::Integer(number) => number.to_string(),
+            other => other.as_str().unwrap_or_default().to_owned(),
+        })
+    })
+}
+
 /// SQLite names the WAL after the database: opened under two names, a database has two, and each destroys what the other
 /// protects. A name with a lock file is the one that the store is served under. (Then this process may have the database
 /// open, and must not open it here.)
-fn check_one_name(real: &Path) -> Result<(), OpenError> {
-    let names = fs::metadata(real).map_or(1, |found| found.nlink());
-    if names == 1 || with_suffix(real, "-lock").exists() {
+fn check_one_name(store: &Path) -> Result<(), OpenError> {
+    let names = fs::metadata(store).map_or(1, |found| found.nlink());
+    if names == 1 || with_suffix(store, "-lock").exists() {
         return Ok(());
     }
-    let content = open_existing(real, false).and_then(|file| Content::of(&file));
-    match content {
-        Ok(Content::Store) => Err(OpenError::other(format!(
-            "{} has more than one name (hard link), and SQLite would keep a WAL for each; \
-             use the name under which it was served, or remove the others",
-            real.display()
-        ))),
+    match content_of(store) {
+        Ok(Content::Store) => {
+            let problem = format!(
+                "{} has more than one name (hard link), and SQLite would keep a WAL for each; \
+                 use the name under which it was served, or remove the others",
+                store.display()
+            );
+            Err(OpenError::other(problem))
+        }
         _ => Ok(()),
     }
-}
-
-fn set_and_read_back(
-    connection: &Connection,
-    pragma: &str,
-    path: &Path,
-) -> Result<String, OpenError> {
-    connection
-        .execute_batch(&format!("PRAGMA {pragma}"))
-        .map_err(unusable(path))?;
-    let name = pragma
-        .split(' ')
-        .next()
-        .expect("split always yields one part");
-    connection
-        .query_row(&format!("PRAGMA {name}"), [], |row| {
-            row.get_ref(0).map(|value| match value {
-                rusqlite::types::ValueRef::Integer(number) => number.to_string(),
-                other => other.as_str().unwrap_or_default().to_owned(),
-            })
-        })
-        .map_err(unusable(path))
 }
 
 pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
@@ -346,10 +346,13 @@ fn is_in_backup_mode(connection: &Connection, path: &Path) -> Result<bool, OpenE
 
 /// None if there is no store, or an empty file.
 pub(in crate::store) fn schema_version(path: &Path) -> Result<Option<i64>, OpenError> {
-    if !path.exists() {
-        return Ok(None);
-    }
-    let found = version(&connect(path)?, path)?;
+    let found = match existing(path) {
+        Err(OpenError::Missing(_)) => return Ok(None),
+        store => {
+            let store = &store?;
+            version(&connect(store)?, store)?
+        }
+    };
     Ok((found > 0).then_some(found.into()))
 }
 
@@ -363,7 +366,7 @@ fn version(connection: &Connection, path: &Path) -> Result<u32, OpenError> {
         .map_err(unusable(path))?;
     let empty = (application_id, found, tables) == (0, 0, 0);
     if application_id != i64::from(APPLICATION_ID) && !empty {
-        return Err(OpenError::NotOurs(path.display().to_string()));
+        return Err(OpenError::NotOurs(path.to_owned()));
     }
     match u32::try_from(found) {
         Ok(found) if found <= VERSION => Ok(found),

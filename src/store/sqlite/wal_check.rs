@@ -11,26 +11,19 @@ use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, Error, OpenFlags};
 
-use crate::fs::with_suffix;
+use crate::fs::{failed_to, is_empty, with_suffix};
 use crate::sqlite_format::{
     Content, LOCK_BYTE, PAGE_LEN, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN, WAL_MAGIC,
 };
-use crate::store::error::{OpenError, failed_to};
-use crate::store::sqlite::connection::{is_empty, run_checkpoint_on_close};
+use crate::store::error::OpenError;
+use crate::store::sqlite::connection::run_checkpoint_on_close;
 use crate::store::sqlite::lock::{LastBatch, Lock, State};
 
 /// A command may be writing while this reads, so damage is reported only if it is found this many times.
 const ATTEMPTS: usize = 3;
-
-/// Everything that must be encoded in the path of a URI.
-const ENCODED: AsciiSet = NON_ALPHANUMERIC
-    .remove(b'/')
-    .remove(b'.')
-    .remove(b'-')
-    .remove(b'_');
 
 /// Whether a damaged WAL may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,7 +41,7 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
         return Ok(());
     }
     // A process that may not lock the files cannot write to them either.
-    let Ok(Some([_, database])) = Lock::take_if_free(store) else {
+    let Some([_, database]) = Lock::take_if_free(store) else {
         return Ok(());
     };
     if damage == Damage::Rejected && is_damaged(&wal).map_err(failed_to("read", &wal))? {
@@ -105,7 +98,7 @@ fn is_damage(error: &Error) -> bool {
 
 /// The state in the database file alone; none if it cannot be read.
 fn read_without_wal(store: &Path) -> Option<State> {
-    let path = percent_encode(store.as_os_str().as_bytes(), &ENCODED);
+    let path = percent_encode(store.as_os_str().as_bytes(), NON_ALPHANUMERIC);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_URI;
@@ -183,13 +176,8 @@ fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
         }
     }
     let lock_page = LOCK_BYTE / page_size + 1;
-    let needed = (pages_in_file + 1)..=pages;
-    let present = beyond_the_file
-        .iter()
-        .filter(|page| needed.contains(page))
-        .count() as u64;
-    let unused = u64::from(needed.contains(&lock_page));
-    Ok(present + unused < pages.saturating_sub(pages_in_file))
+    Ok(((pages_in_file + 1)..=pages)
+        .any(|page| page != lock_page && !beyond_the_file.contains(&page)))
 }
 
 /// A WAL file (file format of SQLite, section 4.1).

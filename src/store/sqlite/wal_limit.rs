@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rusqlite::Connection;
 
 use crate::fs::with_suffix;
 use crate::sqlite_format::{PAGE_LEN, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
 use crate::store::error::{StoreError, WalFull};
-use crate::store::sqlite::connection;
 
 /// The limit unless `Store::limit_wal` sets another.
 const BYTES_MAX: u64 = 1 << 30;
@@ -123,7 +123,7 @@ impl WalLimit {
 /// The other processes that have a read transaction open on this database, as far as the kernel lists their locks.
 fn readers(database: Option<&str>) -> String {
     let found = database.and_then(|database| {
-        let index = with_suffix(&connection::real(database.as_ref()).ok()?, "-shm");
+        let index = with_suffix(Path::new(database), "-shm");
         let inode = fs::metadata(index).ok()?.ino();
         let locks = fs::read_to_string("/proc/locks").ok()?;
         let mut pids: Vec<u32> = locks
