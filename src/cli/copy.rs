@@ -2,20 +2,25 @@
 //! by their digest before anything is written, so that each plant refers to the same token in both stores. Running it again
 //! continues an interrupted copy.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Display};
 use std::fs;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 
 use crate::cli::terminal::{ProgressBar, count, counts};
 use crate::config::StoreSettings;
 use crate::fs::is_same_file;
-use crate::store::{Location, Mode, OpenError, PlantRecord, Store, TokenId, TokenRecord};
+use crate::store::{
+    DamagedPlant, Location, Mode, OpenError, PlantRecord, Store, TokenId, TokenRecord,
+};
 
 /// Names and ids that an error message lists.
 const LISTED_MAX: usize = 10;
+
+/// Plants that are looked up at a time: each may be long.
+const LOOKUP_LEN: usize = 100;
 
 /// Copy all plants and tokens to another store and compare the two
 #[derive(Debug, Args)]
@@ -99,25 +104,25 @@ impl Transfer {
         let progress = ProgressBar::of_items("copying", self.from.store.count_plants()?);
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
-            let page = self.from.store.plants(&(first..=i64::MAX))?;
+            let mut page = self.from.store.plants(&(first..=i64::MAX))?;
             next = page.next_id();
-            let page = page.plants;
-            let (Some(first), Some(last)) = (page.first(), page.last()) else {
-                break;
-            };
-            // Incomplete if the target has further plants between these. Those that are missing here are not inserted again.
-            let existing = self.to.store.plants(&(first.id..=last.id))?;
-            let existing: HashSet<i64> = existing.plants.iter().map(|plant| plant.id).collect();
-            let mut missing = Vec::new();
-            for plant in page.iter().filter(|plant| !existing.contains(&plant.id)) {
+            for plant in &mut page.plants {
                 if !self.ids.contains_key(&plant.added_by) {
                     // The source is in use, and the token was created after the tokens were read.
                     self.copy_tokens()?;
                 }
-                missing.push(self.translated(plant)?);
+                let Some(added_by) = self.ids.get(&plant.added_by) else {
+                    bail!(
+                        "plant {} of {} was added by token {}, which does not exist; run `plantstore check`",
+                        plant.id,
+                        self.from.name,
+                        plant.added_by.0
+                    );
+                };
+                plant.added_by = *added_by;
             }
-            self.to.store.insert_plants(&missing)?;
-            progress.advance(page.len());
+            self.to.store.insert_plants(&page.plants)?;
+            progress.advance(page.plants.len());
         }
         Ok(())
     }
@@ -167,31 +172,17 @@ impl Transfer {
         let ids = ids_by_digest(&self.tokens, &self.to.store.tokens()?);
         let progress = ProgressBar::of_items("checking", count);
         let same_token = |target, source| ids.get(&source) == Some(&target);
-        let (from, to) = (&mut self.from, &mut self.to);
-        let found = find_differences(&mut to.store, &mut from.store, &progress, same_token)?;
-        let force = ", or add to this one with --force";
-        let (problem, plants, advice) = if found.different.count > 0 {
-            (
-                "has other plants with the ids of plants in",
-                found.different,
-                "",
-            )
-        } else if self.force {
-            return Ok(());
-        } else if found.added_differently.count > 0 {
-            let problem = "has plants that were added by another token or at another time in";
-            (problem, found.added_differently, force)
-        } else if found.missing.count > 0 {
-            ("has plants that are not in", found.missing, force)
-        } else {
-            return Ok(());
-        };
-        bail!(
-            "{} {problem} {}: {} (id {plants}); nothing was written; choose an empty store{advice}",
-            to.name,
-            from.name,
-            plants.count
-        );
+        let found = find_differences(&mut self.to, &mut self.from, &progress, same_token)?;
+        let (from, to) = (&self.from.name, &self.to.name);
+        let nothing = "; nothing was written; choose an empty store";
+        found.reject_different(from, to, nothing)?;
+        if !self.force {
+            let advice = format!("{nothing}, or add to this one with --force");
+            found.reject_added_differently(from, to, &advice)?;
+            let missing = &found.missing;
+            missing.reject(&format!("{to} has plants that are not in {from}"), &advice)?;
+        }
+        Ok(())
     }
 
     /// Writes the tokens, and reads them back to learn their ids.
@@ -212,56 +203,22 @@ impl Transfer {
         Ok(())
     }
 
-    /// A plant of the source as the target stores it.
-    fn translated(&self, plant: &PlantRecord) -> anyhow::Result<PlantRecord> {
-        let Some(added_by) = self.ids.get(&plant.added_by) else {
-            bail!(
-                "plant {} of {} was added by token {}, which does not exist; run `plantstore check`",
-                plant.id,
-                self.from.name,
-                plant.added_by.0
-            );
-        };
-        Ok(PlantRecord {
-            added_by: *added_by,
-            ..plant.clone()
-        })
-    }
-
     /// Verifies that the target has every plant and token of the source and, unless forced, nothing else. Reports `done`
     /// with the counts.
     pub(super) fn compare(mut self, done: &str) -> anyhow::Result<()> {
         let progress = ProgressBar::of_items("comparing", self.from.store.count_plants()?);
         let same_token = |source, target| self.ids.get(&source) == Some(&target);
         let (from, to) = (&mut self.from, &mut self.to);
-        let found = find_differences(&mut from.store, &mut to.store, &progress, same_token)?;
+        let found = find_differences(from, to, &progress, same_token)?;
         drop(progress);
         let (from_name, to_name) = (&from.name, &to.name);
-        for (plants, problem, advice) in [
-            (
-                &found.different,
-                "has other plants with the ids of plants in",
-                "",
-            ),
-            (
-                &found.missing,
-                "is missing plants from",
-                "; if they were added during the copy, stop the server and run the command again",
-            ),
-        ] {
-            if plants.count > 0 {
-                bail!(
-                    "{to_name} {problem} {from_name}: {} (id {plants}){advice}",
-                    plants.count
-                );
-            }
-        }
-        let added_differently = found.added_differently;
-        if !self.force && added_differently.count > 0 {
-            bail!(
-                "{to_name} has plants that were added by another token or at another time in {from_name}: {} (id {added_differently})",
-                added_differently.count
-            );
+        found.reject_different(from_name, to_name, "")?;
+        found.missing.reject(
+            &format!("{to_name} is missing plants from {from_name}"),
+            "; if they were added during the copy, stop the server and run the command again",
+        )?;
+        if !self.force {
+            found.reject_added_differently(from_name, to_name, "")?;
         }
         let copies = to.store.tokens()?;
         for token in &self.tokens {
@@ -288,10 +245,10 @@ impl Transfer {
             );
         }
         eprintln!("{done}: {}", counts(plants, tokens));
-        if added_differently.count > 0 {
+        if let unchanged @ 1.. = found.added_differently.count {
             eprintln!(
                 "left unchanged, because they had been added by another token or at another time: {}",
-                count(added_differently.count as u64, "plant")
+                count(unchanged as u64, "plant")
             );
         }
         Ok(())
@@ -362,6 +319,13 @@ impl Sample {
             self.first.push(item.to_string());
         }
     }
+
+    fn reject(&self, problem: &str, advice: &str) -> anyhow::Result<()> {
+        match self.count {
+            0 => Ok(()),
+            count => bail!("{problem}: {count} (id {self}){advice}"),
+        }
+    }
 }
 
 impl Display for Sample {
@@ -384,67 +348,59 @@ struct Differences {
     added_differently: Sample,
 }
 
-/// Looks up each plant of `store` in `other`, reading both once in the order of their ids.
+impl Differences {
+    fn reject_different(&self, from: &str, to: &str, advice: &str) -> anyhow::Result<()> {
+        let problem = format!("{to} has other plants with the ids of plants in {from}");
+        self.different.reject(&problem, advice)
+    }
+
+    fn reject_added_differently(&self, from: &str, to: &str, advice: &str) -> anyhow::Result<()> {
+        let added = "has plants that were added by another token or at another time in";
+        self.added_differently
+            .reject(&format!("{to} {added} {from}"), advice)
+    }
+}
+
+/// Looks up each plant of `store` in `other`.
 fn find_differences(
-    store: &mut Store,
-    other: &mut Store,
+    store: &mut NamedStore,
+    other: &mut NamedStore,
     progress: &ProgressBar,
     same_token: impl Fn(TokenId, TokenId) -> bool,
 ) -> anyhow::Result<Differences> {
     let mut found = Differences::default();
-    let mut plants = Plants::of(store);
-    let mut others = Plants::of(other);
-    while let Some(plant) = plants.at_or_after(i64::MIN)? {
-        match others.at_or_after(plant.id)? {
-            Some(other) if other.id == plant.id => {
-                if other.plant != plant.plant {
-                    found.different.push(plant.id);
-                } else if other.added_at != plant.added_at
-                    || !same_token(plant.added_by, other.added_by)
-                {
-                    found.added_differently.push(plant.id);
-                }
+    let mut next = Some(i64::MIN);
+    while let Some(first) = next {
+        let page = store.store.plants(&(first..=i64::MAX))?;
+        next = page.next_id();
+        for plants in page.plants.chunks(LOOKUP_LEN) {
+            let ids: Vec<_> = plants.iter().map(|plant| plant.id).collect();
+            let others = other.store.get(&ids)?.into_iter();
+            let others: HashMap<i64, PlantRecord> = others
+                .map(|plant| plant.map(|plant| (plant.id, plant)))
+                .collect::<Result<_, _>>()
+                .map_err(|DamagedPlant { id }| {
+                    anyhow!(
+                        "plant {id} of {} is damaged; run `plantstore check`",
+                        other.name
+                    )
+                })?;
+            for plant in plants {
+                let differing = match others.get(&plant.id) {
+                    None => &mut found.missing,
+                    Some(other) if other.plant != plant.plant => &mut found.different,
+                    Some(other)
+                        if other.added_at != plant.added_at
+                            || !same_token(plant.added_by, other.added_by) =>
+                    {
+                        &mut found.added_differently
+                    }
+                    Some(_) => continue,
+                };
+                differing.push(plant.id);
             }
-            Some(other) => {
-                found.missing.push(plant.id);
-                others.page.push_front(other);
-            }
-            None => found.missing.push(plant.id),
+            progress.advance(plants.len());
         }
-        progress.advance(1);
     }
     Ok(found)
-}
-
-/// The plants of a store by id, read a page at a time.
-struct Plants<'a> {
-    store: &'a mut Store,
-    page: VecDeque<PlantRecord>,
-    /// Where the next page begins; none after the last one.
-    next: Option<i64>,
-}
-
-impl<'a> Plants<'a> {
-    fn of(store: &'a mut Store) -> Self {
-        Self {
-            store,
-            page: VecDeque::new(),
-            next: Some(i64::MIN),
-        }
-    }
-
-    /// Takes the next plant with this id or a larger one.
-    fn at_or_after(&mut self, id: i64) -> anyhow::Result<Option<PlantRecord>> {
-        while self.page.front().is_some_and(|plant| plant.id < id) {
-            self.page.pop_front();
-        }
-        if self.page.is_empty()
-            && let Some(next) = self.next
-        {
-            let page = self.store.plants(&(next.max(id)..=i64::MAX))?;
-            self.next = page.next_id();
-            self.page = page.plants.into();
-        }
-        Ok(self.page.pop_front())
-    }
 }

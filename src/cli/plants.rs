@@ -13,16 +13,13 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 
 use crate::cli::terminal::{
-    PROBLEMS_SHOWN_MAX, ProgressBar, Table, Unit, count, cut, json_line, print, printable, table,
+    PROBLEMS_SHOWN_MAX, ProgressBar, Table, Unit, count, json_line, print, printable, table,
     terminal_columns, width,
 };
 use crate::config::{StoreSettings, duration};
 use crate::logging::write_stderr;
 use crate::plant::Plant;
-use crate::store::{
-    Cursor, DamagedPlant, Filter, Mode, PlantRecord, Statistics, Store, StoreError, TagFilter,
-    TokenId,
-};
+use crate::store::{Cursor, DamagedPlant, Filter, Mode, Statistics, Store, TagFilter, TokenId};
 
 /// Plants that are read and shown at a time: each may be long.
 const PAGE_LEN: usize = 100;
@@ -84,7 +81,10 @@ pub(super) struct List {
 impl List {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut reader = PlantReader::open(&self.store)?;
-        let mut output = ListOutput::new(self.json);
+        let mut output = ListOutput {
+            json: self.json,
+            table: None,
+        };
         let mut before = self.cursor.unwrap_or(Cursor::END);
         let filter = Filter {
             since: self.since,
@@ -155,65 +155,48 @@ fn time(text: &str) -> Result<Timestamp, String> {
 /// Prints page by page: JSON lines, or a table whose columns keep the widths of the first page.
 struct ListOutput {
     json: bool,
-    table: Table<5>,
-    /// The widths of names, tags and tokens, known after the first page.
-    widths: Option<[usize; 3]>,
+    /// None before the first page.
+    table: Option<Table<5>>,
 }
 
 impl ListOutput {
-    fn new(json: bool) -> Self {
-        Self {
-            json,
-            table: Table::default(),
-            widths: None,
-        }
-    }
-
     fn print(&mut self, plants: &[ShownPlant]) -> anyhow::Result<()> {
         if self.json {
-            let lines: Result<String, _> = plants.iter().map(ShownPlant::json).collect();
+            let lines: Result<String, _> = plants.iter().map(json_line).collect();
             return print(&lines?);
         }
         let mut rows: Vec<_> = plants.iter().map(ShownPlant::row).collect();
-        if self.widths.is_none() {
+        if self.table.is_none() {
             let head = ["ID", "NAME", "TAG", "ADDED", "BY"];
             rows.insert(0, head.map(str::to_owned));
         }
-        let widths = self.widths.get_or_insert_with(|| widths(&rows));
-        for [_, name, tag, _, by] in &mut rows {
-            for (cell, width) in [name, tag, by].into_iter().zip(*widths) {
-                *cell = cut(cell, width);
-            }
-        }
-        print(&self.table.rows(rows))
+        let table = self.table.get_or_insert_with(|| Table::new(widths(&rows)));
+        print(&table.rows(rows))
     }
 
     /// An empty table has a header, too.
     fn finish(&mut self) -> anyhow::Result<()> {
-        match self.widths {
+        match self.table {
             None => self.print(&[]),
             Some(_) => Ok(()),
         }
     }
 }
 
-/// The widths of names, tags and tokens with which a row fits into the terminal.
-fn widths(rows: &[[String; 5]]) -> [usize; 3] {
+/// The widths with which a row fits into the terminal: names, tags and tokens are cut.
+fn widths(rows: &[[String; 5]]) -> [usize; 5] {
     let Some(columns) = terminal_columns() else {
-        return [usize::MAX; 3];
+        return [usize::MAX; 5];
     };
-    let widest = |column: usize| {
-        rows.iter()
-            .map(|row| width(&row[column]))
-            .max()
-            .unwrap_or(0)
-    };
-    let [id, tag, time, by] = [0, 2, 3, 4].map(widest);
+    let [id, _, tag, time, by] = std::array::from_fn(|column| {
+        let cells = rows.iter().map(|row| width(&row[column]));
+        cells.max().unwrap_or(0)
+    });
     let left = columns.saturating_sub(id + time + 4 * 2);
     let share = (left / 4).max(COLUMN_MIN);
     let (tag, by) = (tag.min(share), by.min(share));
     let name = left.saturating_sub(tag + by).max(COLUMN_MIN);
-    [name, tag, by]
+    [id, name, tag, time, by]
 }
 
 /// Show one plant, when it was added and by which token
@@ -241,7 +224,7 @@ impl Get {
             bail!("there is no plant with the id {}", self.id);
         };
         print(&if self.json {
-            plant.json()?
+            json_line(plant)?
         } else {
             plant.lines()
         })?;
@@ -249,57 +232,46 @@ impl Get {
     }
 }
 
+#[derive(Serialize)]
 struct ShownPlant {
-    record: PlantRecord,
+    id: i64,
+    #[serde(flatten)]
+    plant: Plant,
+    added_at: Timestamp,
     /// The name of the token; none if the token is missing because of damage.
-    added_by: Option<Arc<str>>,
+    added_by: Option<String>,
 }
 
 impl ShownPlant {
-    fn json(&self) -> serde_json::Result<String> {
-        #[derive(Serialize)]
-        struct Json<'a> {
-            id: i64,
-            #[serde(flatten)]
-            plant: &'a Plant,
-            added_at: String,
-            added_by: Option<&'a str>,
-        }
-        json_line(&Json {
-            id: self.record.id,
-            plant: &self.record.plant,
-            added_at: self.record.added_at.to_string(),
-            added_by: self.added_by.as_deref(),
-        })
-    }
-
     fn row(&self) -> [String; 5] {
-        let plant = &self.record.plant;
-        let added_at = self.record.added_at.strftime("%Y-%m-%d %H:%M:%S UTC");
         [
-            self.record.id.to_string(),
-            printable(&plant.name),
-            plant.tag.as_deref().map(printable).unwrap_or_default(),
-            added_at.to_string(),
+            self.id.to_string(),
+            printable(&self.plant.name),
+            self.plant.tag.as_deref().map(printable).unwrap_or_default(),
+            self.added_at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
             self.added_by.as_deref().unwrap_or("-").to_owned(),
         ]
     }
 
     fn lines(&self) -> String {
         let [id, name, tag, _, added_by] = self.row();
-        let added_at = self.record.added_at.strftime("%Y-%m-%d %H:%M:%S%.3f UTC");
-        let mut rows = vec![("id", id), ("name", name), ("tag", tag)];
-        rows.extend([("added at", added_at.to_string()), ("added by", added_by)]);
-        let has_tag = self.record.plant.tag.is_some();
-        let rows = rows.into_iter().filter(|(key, _)| *key != "tag" || has_tag);
-        table(rows.map(|(key, value)| [key.to_owned(), value]).collect())
+        let added_at = self.added_at.strftime("%Y-%m-%d %H:%M:%S%.3f UTC");
+        let mut rows = vec![
+            ["id".to_owned(), id],
+            ["name".to_owned(), name],
+            ["tag".to_owned(), tag],
+            ["added at".to_owned(), added_at.to_string()],
+            ["added by".to_owned(), added_by],
+        ];
+        rows.retain(|[key, _]| key != "tag" || self.plant.tag.is_some());
+        table(rows)
     }
 }
 
 /// Reads plants with the names of their tokens, and reports damage.
 struct PlantReader {
     store: Store,
-    token_names: HashMap<TokenId, Option<Arc<str>>>,
+    token_names: HashMap<TokenId, Arc<str>>,
     problems: u64,
 }
 
@@ -316,31 +288,34 @@ impl PlantReader {
     fn get(&mut self, ids: &[i64]) -> anyhow::Result<Vec<ShownPlant>> {
         let mut plants = Vec::with_capacity(ids.len());
         for found in self.store.get(ids)? {
-            match found {
-                Ok(record) => {
-                    let added_by = self.token_name(record.added_by)?;
-                    if added_by.is_none() {
-                        let (id, token) = (record.id, record.added_by.0);
-                        self.report(&format!(
-                            "plant {id}: added by token {token}, which does not exist"
-                        ));
-                    }
-                    plants.push(ShownPlant { record, added_by });
+            let record = match found {
+                Ok(record) => record,
+                Err(DamagedPlant { id }) => {
+                    self.report(&format!("plant {id}: damaged"));
+                    continue;
                 }
-                Err(DamagedPlant { id }) => self.report(&format!("plant {id}: damaged")),
+            };
+            let token = record.added_by;
+            if !self.token_names.contains_key(&token) {
+                // Tokens may have been created since they were read.
+                let tokens = self.store.tokens()?.into_iter();
+                self.token_names = tokens.map(|token| (token.id, token.name)).collect();
             }
+            let added_by = self.token_names.get(&token).map(ToString::to_string);
+            if added_by.is_none() {
+                let (id, token) = (record.id, token.0);
+                self.report(&format!(
+                    "plant {id}: added by token {token}, which does not exist"
+                ));
+            }
+            plants.push(ShownPlant {
+                id: record.id,
+                plant: record.plant,
+                added_at: record.added_at,
+                added_by,
+            });
         }
         Ok(plants)
-    }
-
-    fn token_name(&mut self, token: TokenId) -> Result<Option<Arc<str>>, StoreError> {
-        if !self.token_names.contains_key(&token) {
-            // Tokens may have been created since they were read.
-            let tokens = self.store.tokens()?.into_iter();
-            let names = tokens.map(|token| (token.id, Some(token.name)));
-            self.token_names.extend(names);
-        }
-        Ok(self.token_names.entry(token).or_default().clone())
     }
 
     fn report(&mut self, problem: &str) {
@@ -480,9 +455,10 @@ impl<'a> Summary<'a> {
         if !self.tags.is_empty() {
             let tag_columns = if on_terminal { TAG_COLUMNS } else { usize::MAX };
             let mut rows = vec![["TAG", "PLANTS"].map(str::to_owned)];
-            let row = |tag: &Tag| [cut(&printable(tag.tag), tag_columns), count(tag.plants)];
+            let row = |tag: &Tag| [printable(tag.tag), count(tag.plants)];
             rows.extend(self.tags.iter().map(row));
-            let _ = write!(text, "\n{}", table(rows));
+            let table = Table::new([tag_columns, usize::MAX]).rows(rows);
+            let _ = write!(text, "\n{table}");
         }
         if self.other_tags > 0 {
             let _ = writeln!(text, "other tags: {}", count(self.other_tags));

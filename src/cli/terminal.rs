@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::Context;
-use indicatif::{HumanCount, ProgressState, ProgressStyle};
+use indicatif::ProgressStyle;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
@@ -82,25 +82,27 @@ pub(super) fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
 }
 
 pub(super) fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
-    Table::default().rows(rows)
+    Table::new([usize::MAX; N]).rows(rows)
 }
 
 /// A table that is printed page by page: each column is as wide as its widest cell so far.
 pub(super) struct Table<const N: usize> {
     widths: [usize; N],
-}
-
-impl<const N: usize> Default for Table<N> {
-    fn default() -> Self {
-        Self { widths: [0; N] }
-    }
+    widths_max: [usize; N],
 }
 
 impl<const N: usize> Table<N> {
-    pub(super) fn rows(&mut self, rows: Vec<[String; N]>) -> String {
-        for row in &rows {
-            for (column, cell) in self.widths.iter_mut().zip(row) {
-                *column = cell.width().min(PADDED_MAX).max(*column);
+    /// Cells that are wider than this are cut.
+    pub(super) fn new(widths_max: [usize; N]) -> Self {
+        let widths = [0; N];
+        Self { widths, widths_max }
+    }
+
+    pub(super) fn rows(&mut self, mut rows: Vec<[String; N]>) -> String {
+        for row in &mut rows {
+            for (column, cell) in row.iter_mut().enumerate() {
+                *cell = cut(cell, self.widths_max[column]);
+                self.widths[column] = width(cell).min(PADDED_MAX).max(self.widths[column]);
             }
         }
         let line = |row: [String; N]| {
@@ -120,40 +122,26 @@ pub(super) enum Unit {
     Bytes,
 }
 
-impl Unit {
-    fn show(self, count: u64) -> String {
-        match self {
-            Self::Items => HumanCount(count).to_string(),
-            Self::Bytes => format!("{} MiB", HumanCount(count >> 20)),
-        }
-    }
-}
-
 /// A progress bar on standard error, if that is a terminal.
 pub(super) struct ProgressBar(indicatif::ProgressBar);
 
 impl ProgressBar {
     pub(super) fn new(what: &'static str, total: Option<u64>, unit: Unit) -> Self {
-        let (bar, template) = match total {
-            Some(total) => (
-                indicatif::ProgressBar::new(total),
-                "{msg:10} {bar:30} {done}/{total}  {rate}/s  {eta} left",
-            ),
-            None => (
-                indicatif::ProgressBar::no_length(),
-                "{msg:10} {spinner} {done}  {elapsed}",
-            ),
-        };
-        let key = |count: fn(&ProgressState) -> u64| {
-            move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-                let _ = out.write_str(&unit.show(count(state)));
+        let template = match (total, unit) {
+            (None, Unit::Items) => "{msg:10} {spinner} {human_pos}  {elapsed}",
+            (None, Unit::Bytes) => "{msg:10} {spinner} {bytes}  {elapsed}",
+            (Some(_), Unit::Items) => {
+                "{msg:10} {bar:30} {human_pos}/{human_len}  {per_sec:0}  {eta} left"
+            }
+            (Some(_), Unit::Bytes) => {
+                "{msg:10} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left"
             }
         };
-        let style = ProgressStyle::with_template(template)
-            .expect("the templates are valid")
-            .with_key("done", key(ProgressState::pos))
-            .with_key("total", key(|state| state.len().unwrap_or_default()))
-            .with_key("rate", key(per_second));
+        let style = ProgressStyle::with_template(template).expect("the templates are valid");
+        let bar = indicatif::ProgressBar::no_length();
+        if let Some(total) = total {
+            bar.set_length(total);
+        }
         Self(bar.with_message(what).with_style(style))
     }
 
@@ -194,11 +182,6 @@ impl Drop for ProgressBar {
     }
 }
 
-fn per_second(state: &ProgressState) -> u64 {
-    let milliseconds = u64::try_from(state.elapsed().as_millis()).unwrap_or(u64::MAX);
-    state.pos().saturating_mul(1000) / milliseconds.max(1)
-}
-
 /// The text on one line, with escapes for everything that would move the cursor, hide itself or reverse the line. Different
 /// texts stay different.
 pub(super) fn printable(text: &str) -> String {
@@ -221,7 +204,7 @@ pub(super) fn width(text: &str) -> usize {
 }
 
 /// Cuts a text that is wider than this.
-pub(super) fn cut(text: &str, columns: usize) -> String {
+fn cut(text: &str, columns: usize) -> String {
     // A text with more characters than this is wider, or has more combining characters than anyone reads.
     let near = text.char_indices().nth(columns.saturating_mul(4));
     let near = near.map_or(text, |(end, _)| &text[..end]);
