@@ -13,13 +13,15 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 
 use crate::cli::terminal::{
-    PROBLEMS_SHOWN_MAX, ProgressBar, Table, Unit, count, json_line, print, printable, table,
-    terminal_columns, width,
+    PROBLEMS_SHOWN_MAX, ProgressBar, Table, Unit, count, cut, fields, json_line, print, printable,
+    table, terminal_columns, width,
 };
 use crate::config::{StoreSettings, duration};
 use crate::logging::write_stderr;
 use crate::plant::Plant;
-use crate::store::{Cursor, DamagedPlant, Filter, Mode, Statistics, Store, TagFilter, TokenId};
+use crate::store::{
+    Cursor, DamagedPlant, DayCount, Filter, Mode, Statistics, Store, TagCount, TagFilter, TokenId,
+};
 
 /// Plants that are read and shown at a time: each may be long.
 const PAGE_LEN: usize = 100;
@@ -256,15 +258,13 @@ impl ShownPlant {
     fn lines(&self) -> String {
         let [id, name, tag, _, added_by] = self.row();
         let added_at = self.added_at.strftime("%Y-%m-%d %H:%M:%S%.3f UTC");
-        let mut rows = vec![
-            ["id".to_owned(), id],
-            ["name".to_owned(), name],
-            ["tag".to_owned(), tag],
-            ["added at".to_owned(), added_at.to_string()],
-            ["added by".to_owned(), added_by],
-        ];
-        rows.retain(|[key, _]| key != "tag" || self.plant.tag.is_some());
-        table(rows)
+        fields([
+            ("id", Some(id)),
+            ("name", Some(name)),
+            ("tag", self.plant.tag.is_some().then_some(tag)),
+            ("added at", Some(added_at.to_string())),
+            ("added by", Some(added_by)),
+        ])
     }
 }
 
@@ -352,11 +352,10 @@ impl Stats {
         let report = &mut |read| progress.advance(read);
         let statistics = store.statistics(Timestamp::now(), report)?;
         drop(progress);
-        let summary = Summary::of(&statistics);
         print(&if self.json {
-            json_line(&summary)?
+            json_line(&statistics)?
         } else {
-            summary.text(terminal_columns().is_some())
+            text(&statistics, terminal_columns().is_some())
         })?;
         match statistics.damaged {
             0 => Ok(()),
@@ -368,118 +367,40 @@ impl Stats {
     }
 }
 
-/// The JSON output; the text has the same numbers.
-#[derive(Serialize)]
-struct Summary<'a> {
-    plants: u64,
-    untagged: u64,
-    tags: Vec<Tag<'a>>,
-    /// Plants with a tag that is not among those.
-    other_tags: u64,
-    tokens: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    database_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    wal_bytes: Option<u64>,
-    days: Vec<Day>,
-    /// Plants dated after today.
-    future: u64,
-}
-
-#[derive(Serialize)]
-struct Tag<'a> {
-    tag: &'a str,
-    plants: u64,
-}
-
-#[derive(Serialize)]
-struct Day {
-    day: String,
-    added: u64,
-}
-
-impl<'a> Summary<'a> {
-    fn of(statistics: &'a Statistics) -> Self {
-        let tags = statistics.tags.iter();
-        let shown: u64 = tags.clone().map(|(_, plants)| plants).sum();
-        let tag = |(tag, plants): &'a (String, u64)| Tag {
-            tag,
-            plants: *plants,
-        };
-        let day = |(day, added): (Timestamp, u64)| Day {
-            day: day.strftime("%Y-%m-%d").to_string(),
-            added,
-        };
-        let others = statistics.untagged + statistics.damaged + shown;
-        Self {
-            plants: statistics.plants,
-            untagged: statistics.untagged,
-            tags: tags.map(tag).collect(),
-            other_tags: statistics.plants.saturating_sub(others),
-            tokens: statistics.tokens,
-            database_bytes: statistics.database_bytes,
-            wal_bytes: statistics.wal_bytes,
-            days: statistics.days().map(day).collect(),
-            future: statistics.future,
-        }
+/// The text has bars and rounded sizes on a terminal, and plain numbers elsewhere.
+fn text(statistics: &Statistics, on_terminal: bool) -> String {
+    let shown = |rich: String, plain: String| if on_terminal { rich } else { plain };
+    let count = |number: u64| shown(HumanCount(number).to_string(), number.to_string());
+    let bytes = |number: u64| shown(HumanBytes(number).to_string(), format!("{number} bytes"));
+    let mut text = fields([
+        ("plants", Some(count(statistics.plants))),
+        ("untagged", Some(count(statistics.untagged))),
+        ("tokens", Some(count(statistics.tokens))),
+        ("database", statistics.database_bytes.map(bytes)),
+        ("wal", statistics.wal_bytes.map(bytes)),
+    ]);
+    if !statistics.tags.is_empty() {
+        let tag_columns = if on_terminal { TAG_COLUMNS } else { usize::MAX };
+        let row = |tag: &TagCount| [cut(&printable(&tag.tag), tag_columns), count(tag.plants)];
+        let rows = statistics.tags.iter().map(row);
+        text += "\n";
+        text += &table(["TAG", "PLANTS"], rows);
     }
-
-    /// The text has bars and rounded sizes on a terminal, and plain numbers elsewhere.
-    fn text(&self, on_terminal: bool) -> String {
-        let count = |number: u64| {
-            let grouped = HumanCount(number).to_string();
-            if on_terminal {
-                grouped
-            } else {
-                number.to_string()
-            }
-        };
-        let bytes = |number: u64| {
-            let rounded = HumanBytes(number).to_string();
-            if on_terminal {
-                rounded
-            } else {
-                format!("{number} bytes")
-            }
-        };
-        let totals = [
-            ("plants", Some(count(self.plants))),
-            ("untagged", Some(count(self.untagged))),
-            ("tokens", Some(count(self.tokens))),
-            ("database", self.database_bytes.map(bytes)),
-            ("wal", self.wal_bytes.map(bytes)),
-        ];
-        let total = |(name, total): (&str, Option<String>)| Some([name.to_owned(), total?]);
-        let mut text = table(totals.into_iter().filter_map(total).collect());
-
-        if !self.tags.is_empty() {
-            let tag_columns = if on_terminal { TAG_COLUMNS } else { usize::MAX };
-            let mut rows = vec![["TAG", "PLANTS"].map(str::to_owned)];
-            let row = |tag: &Tag| [printable(tag.tag), count(tag.plants)];
-            rows.extend(self.tags.iter().map(row));
-            let table = Table::new([tag_columns, usize::MAX]).rows(rows);
-            let _ = write!(text, "\n{table}");
-        }
-        if self.other_tags > 0 {
-            let _ = writeln!(text, "other tags: {}", count(self.other_tags));
-        }
-
-        let most = self.days.iter().map(|day| day.added).max().unwrap_or(0);
-        let mut rows = vec![["DAY", "ADDED", ""].map(str::to_owned)];
-        for day in &self.days {
-            let bar = if on_terminal {
-                bar(day.added, most)
-            } else {
-                String::new()
-            };
-            rows.push([day.day.clone(), count(day.added), bar]);
-        }
-        let _ = write!(text, "\n{}", table(rows));
-        if self.future > 0 {
-            let _ = writeln!(text, "dated in the future: {}", count(self.future));
-        }
-        text
+    if statistics.other_tags > 0 {
+        let _ = writeln!(text, "other tags: {}", count(statistics.other_tags));
     }
+    let days = &statistics.days;
+    let most = days.iter().map(|day| day.added).max().unwrap_or(0);
+    let row = |day: &DayCount| {
+        let bar = shown(bar(day.added, most), String::new());
+        [day.day.to_string(), count(day.added), bar]
+    };
+    text += "\n";
+    text += &table(["DAY", "ADDED", ""], days.iter().map(row));
+    if statistics.future > 0 {
+        let _ = writeln!(text, "dated in the future: {}", count(statistics.future));
+    }
+    text
 }
 
 /// A bar whose length is to `BAR_COLUMNS` as `part` is to `most`, in steps of an eighth of a column; at least one step unless `part` is 0.

@@ -81,8 +81,18 @@ pub(super) fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string(value).map(|line| line + "\n")
 }
 
-pub(super) fn table<const N: usize>(rows: Vec<[String; N]>) -> String {
-    Table::new([usize::MAX; N]).rows(rows)
+pub(super) fn table<const N: usize>(
+    head: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
+    let head = std::iter::once(head.map(str::to_owned));
+    Table::new([usize::MAX; N]).rows(head.chain(rows).collect())
+}
+
+/// A line for each field that has a value.
+pub(super) fn fields<const N: usize>(fields: [(&str, Option<String>); N]) -> String {
+    let row = |(name, value): (&str, Option<String>)| Some([name.to_owned(), value?]);
+    Table::new([usize::MAX; 2]).rows(fields.into_iter().filter_map(row).collect())
 }
 
 /// A table that is printed page by page: each column is as wide as its widest cell so far.
@@ -204,7 +214,7 @@ pub(super) fn width(text: &str) -> usize {
 }
 
 /// Cuts a text that is wider than this.
-fn cut(text: &str, columns: usize) -> String {
+pub(super) fn cut(text: &str, columns: usize) -> String {
     // A text with more characters than this is wider, or has more combining characters than anyone reads.
     let near = text.char_indices().nth(columns.saturating_mul(4));
     let near = near.map_or(text, |(end, _)| &text[..end]);

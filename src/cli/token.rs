@@ -128,12 +128,7 @@ impl List {
             "EXPIRES",
             "RATE LIMIT",
         ];
-        let rows = tokens.iter().map(row);
-        print(&table(
-            std::iter::once(head.map(str::to_owned))
-                .chain(rows)
-                .collect(),
-        ))
+        print(&table(head, tokens.iter().map(row)))
     }
 }
 
@@ -155,10 +150,10 @@ impl Revoke {
 struct Listed<'a> {
     name: &'a str,
     state: &'static str,
-    created_at: String,
-    last_used_at: Option<String>,
-    expires_at: Option<String>,
-    revoked_at: Option<String>,
+    created_at: Timestamp,
+    last_used_at: Option<Timestamp>,
+    expires_at: Option<Timestamp>,
+    revoked_at: Option<Timestamp>,
     rate_limit: Option<u32>,
 }
 
@@ -167,10 +162,10 @@ impl<'a> From<&'a TokenRecord> for Listed<'a> {
         Self {
             name: &token.name,
             state: state(token),
-            created_at: token.created_at.to_string(),
-            last_used_at: token.last_used_at.map(|time| time.to_string()),
-            expires_at: token.expires_at.map(|time| time.to_string()),
-            revoked_at: token.revoked_at.map(|time| time.to_string()),
+            created_at: token.created_at,
+            last_used_at: token.last_used_at,
+            expires_at: token.expires_at,
+            revoked_at: token.revoked_at,
             rate_limit: token.rate_limit,
         }
     }

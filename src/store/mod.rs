@@ -18,7 +18,7 @@ use crate::token::TokenDigest;
 
 pub(crate) use dry_run::DryRun;
 pub(crate) use error::{OpenError, SaveError, StoreError, WalFull, chain};
-pub(crate) use query::{Cursor, Filter, Statistics, TagFilter};
+pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
 pub(crate) use sqlite::{BackupFile, Restoration};
 pub use types::{Addition, Location, NewToken, Outcome, TokenId};
 pub(crate) use types::{

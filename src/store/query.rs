@@ -4,12 +4,15 @@ use std::fmt;
 use std::str::FromStr;
 
 use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use serde::Serialize;
 
 /// The number of tags in the statistics: those of the most plants.
 pub(crate) const TAGS_MAX: u32 = 10;
 
 /// The number of days in the statistics.
-pub(crate) const DAYS: usize = 14;
+const DAYS: i64 = 14;
 
 const DAY_MICROSECONDS: i64 = 86_400_000_000;
 
@@ -133,49 +136,69 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
             .any(|window| window.eq_ignore_ascii_case(part))
 }
 
-/// Counts of all plants, for `plantstore stats`.
-#[derive(Debug, PartialEq, Eq)]
+/// Counts of all plants, as `plantstore stats --json` prints them.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Statistics {
     pub plants: u64,
     /// Plants that are not what was stored, and are not counted below.
+    #[serde(skip)]
     pub damaged: u64,
     pub untagged: u64,
-    /// The tags of the most plants, with their number of plants.
-    pub tags: Vec<(String, u64)>,
-    /// The first of the days below, counted from 1970 in UTC.
-    first_day: i64,
-    added: [u64; DAYS],
-    /// Plants that are dated after today: the clock was wrong when they were added, or is wrong now.
-    pub future: u64,
+    /// The tags of the most plants.
+    pub tags: Vec<TagCount>,
+    /// Plants with a tag that is not among those.
+    pub other_tags: u64,
     /// Revoked tokens included.
     pub tokens: u64,
     /// None if the engine does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub database_bytes: Option<u64>,
     /// None if the WAL is not a file of ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub wal_bytes: Option<u64>,
+    /// The last days, today last.
+    pub days: Vec<DayCount>,
+    /// Plants that are dated after today: the clock was wrong when they were added, or is wrong now.
+    pub future: u64,
+    /// The first of the days, counted from 1970 in UTC.
+    #[serde(skip)]
+    first_day: i64,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct TagCount {
+    pub tag: String,
+    pub plants: u64,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct DayCount {
+    pub day: Date,
+    pub added: u64,
 }
 
 impl Statistics {
     /// Statistics without plants, for the days up to this one.
     pub(crate) fn until(now: Timestamp) -> Self {
-        let days_before = i64::try_from(DAYS).expect("a small number") - 1;
+        let today = now.as_microsecond().div_euclid(DAY_MICROSECONDS);
+        let first_day = today - DAYS + 1;
+        let day = |day| DayCount {
+            day: start_of_day(day).to_zoned(TimeZone::UTC).date(),
+            added: 0,
+        };
         Self {
-            plants: 0,
-            damaged: 0,
-            untagged: 0,
-            tags: Vec::new(),
-            first_day: now.as_microsecond().div_euclid(DAY_MICROSECONDS) - days_before,
-            added: [0; DAYS],
-            future: 0,
-            tokens: 0,
-            database_bytes: None,
-            wal_bytes: None,
+            days: (first_day..=today).map(day).collect(),
+            first_day,
+            ..Self::default()
         }
     }
 
-    /// The number of plants added on each of the last days, today last.
-    pub fn days(&self) -> impl Iterator<Item = (Timestamp, u64)> {
-        (self.first_day..).map(start_of_day).zip(self.added)
+    /// Sets the tags of the most plants, once all plants are counted.
+    pub(crate) fn set_tags(&mut self, tags: Vec<TagCount>) {
+        let shown: u64 = tags.iter().map(|tag| tag.plants).sum();
+        let others = self.untagged + self.damaged + shown;
+        self.other_tags = self.plants.saturating_sub(others);
+        self.tags = tags;
     }
 
     pub(crate) fn first_day_start(&self) -> Timestamp {
@@ -184,10 +207,12 @@ impl Statistics {
 
     /// Counts plants that were added on a day, counted from 1970 in UTC.
     pub(crate) fn count_day(&mut self, day: i64, plants: u64) {
-        match usize::try_from(day.saturating_sub(self.first_day)) {
-            Ok(position) if position < DAYS => self.added[position] += plants,
-            Ok(_) => self.future += plants,
-            Err(_) => {} // before the first of these days
+        let Ok(position) = usize::try_from(day.saturating_sub(self.first_day)) else {
+            return; // before the first of these days
+        };
+        match self.days.get_mut(position) {
+            Some(day) => day.added += plants,
+            None => self.future += plants,
         }
     }
 }
@@ -255,16 +280,18 @@ mod tests {
             empty().first_day_start().to_string(),
             "2026-11-02T00:00:00Z"
         );
-        assert_eq!(empty().days().count(), DAYS);
+        let days = empty().days;
+        assert_eq!(days.len(), 14);
+        assert_eq!(days[13].day.to_string(), "2026-11-15");
         let counted = |day: i64| {
             let mut statistics = empty();
             statistics.count_day(day, 1);
-            let position = statistics.added.iter().position(|plants| *plants == 1);
+            let position = statistics.days.iter().position(|day| day.added == 1);
             (position, statistics.future)
         };
         let first = empty().first_day;
         let today = first + 13;
-        assert_eq!(counted(today), (Some(DAYS - 1), 0));
+        assert_eq!(counted(today), (Some(13), 0));
         assert_eq!(counted(first), (Some(0), 0));
         assert_eq!(counted(first - 1), (None, 0));
         assert_eq!(counted(i64::MIN), (None, 0));

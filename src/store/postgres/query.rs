@@ -16,7 +16,7 @@ use crate::store::error::StoreError;
 use crate::store::postgres::Postgres;
 use crate::store::postgres::client::{Client, Param};
 use crate::store::postgres::rows::{PLANT_COLUMNS, decode, encode, plant_record};
-use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagFilter};
+use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount, TagFilter};
 use crate::store::types::{Checked, DamagedPlant, Finding, PlantPage, PlantRecord};
 
 /// With `{fence}` empty, along the index. With OFFSET 0, the engine cannot expect to find enough plants soon by walking along the
@@ -137,12 +137,17 @@ impl Postgres {
         all.plants = count(&row, 0);
         all.untagged = all.plants.saturating_sub(count(&row, 1));
         all.tokens = count(&row, 2);
+        let mut tags = Vec::new();
         for row in self.query(COUNTS_BY_TAG, &[&i64::from(TAGS_MAX)])? {
             let tag = decode(row.get(0));
             let tag =
                 tag.ok_or_else(|| StoreError::Damaged("a tag is not what was stored".into()))?;
-            all.tags.push((tag.into_owned(), count(&row, 1)));
+            tags.push(TagCount {
+                tag: tag.into_owned(),
+                plants: count(&row, 1),
+            });
         }
+        all.set_tags(tags);
         for row in self.query(COUNTS_BY_DAY, &[&all.first_day_start()])? {
             all.count_day(row.get(0), count(&row, 1));
         }

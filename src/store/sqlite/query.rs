@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use rusqlite::{Error, OptionalExtension, Row, params};
 
 use crate::store::error::StoreError;
-use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX};
+use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount};
 use crate::store::sqlite::Sqlite;
 use crate::store::sqlite::open::file_sizes;
 use crate::store::sqlite::rows::{self, plant_record, select_plants};
@@ -133,10 +133,11 @@ impl Sqlite {
         let mut tags: Vec<_> = tags.into_iter().collect();
         tags.sort_unstable_by_key(|(_, plants)| Reverse(*plants));
         tags.truncate(TAGS_MAX as usize);
-        all.tags = tags
-            .into_iter()
-            .map(|(tag, (plants, _))| (tag, plants))
-            .collect();
+        let tags = tags.into_iter();
+        all.set_tags(
+            tags.map(|(tag, (plants, _))| TagCount { tag, plants })
+                .collect(),
+        );
         let sql = "SELECT count(*) FROM tokens";
         let tokens: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
         all.tokens = tokens.unsigned_abs();
