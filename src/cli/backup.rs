@@ -11,8 +11,9 @@ use rustix::process::nice;
 use crate::cli::copy::{NamedStore, Transfer};
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, counts, print};
 use crate::config::StoreSettings;
+use crate::fs::{AtomicFile, Replace};
 use crate::store::{
-    BackupFile, Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss,
+    Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss, convert_and_sync,
     is_backup,
 };
 
@@ -44,7 +45,13 @@ impl Backup {
         lower_priority();
         let location = &self.store.location;
         let mut source = NamedStore::open(location, Mode::Read)?;
-        let backup = BackupFile::begin(&self.file, location.file(), self.force)?;
+        let replace = if self.force {
+            Replace::Backup
+        } else {
+            Replace::Nothing
+        };
+        let backup = AtomicFile::create(&self.file, replace, location.file())?;
+        let copy = Location::Sqlite(backup.path().to_owned());
         let progress = ProgressBar::of_items("copying", 0);
         let is_copied = source
             .store
@@ -53,12 +60,12 @@ impl Backup {
         if !is_copied {
             // Plants are never changed, so the backup has all that existed when it began, some that were added since, and the
             // tokens that added those.
-            let target = NamedStore::open(&backup.location(), Mode::FillBackup)?;
+            let target = NamedStore::open(&copy, Mode::FillBackup)?;
             Transfer::run(source, target, false)?.copy_tokens()?;
         }
-        backup.convert_and_sync()?;
+        convert_and_sync(&backup)?;
 
-        let mut copy = Store::open(&backup.location(), Mode::Read)?;
+        let mut copy = Store::open(&copy, Mode::Read)?;
         copy.throttle()?;
         let (checked, problems) = verify(&mut copy)?;
         drop(copy);
@@ -69,7 +76,7 @@ impl Backup {
                 count(problems, "problem")
             );
         }
-        backup.finish()?;
+        backup.persist()?;
         let counts = counts(checked.plants, checked.tokens);
         eprintln!("{} is complete and verified: {counts}", self.file.display());
         Ok(())
@@ -106,7 +113,12 @@ impl Restore {
     fn to_file(&self, store: &Path) -> anyhow::Result<()> {
         let progress = ProgressBar::new("copying", Some(0), Unit::Bytes);
         let report = &mut |done, all| progress.set_of(done, all);
-        let restoration = Restoration::begin(&self.file, store, self.force, report)?;
+        let replace = if self.force {
+            Replace::Store
+        } else {
+            Replace::Nothing
+        };
+        let restoration = Restoration::begin(&self.file, store, replace, report)?;
         drop(progress);
         let copy = Store::open(&restoration.location(), Mode::Read);
         let checked = self.verify(&mut copy.map_err(|error| self.damaged(error))?)?;

@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::fs::AtomicFile;
 use crate::token::TokenDigest;
 
 pub(crate) use dry_run::DryRun;
 pub(crate) use error::{OpenError, SaveError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
-pub(crate) use sqlite::{BackupFile, Restoration};
+pub(crate) use sqlite::{Restoration, convert_and_sync};
 pub use types::{Addition, Location, NewToken, Outcome, TokenId};
 pub(crate) use types::{
     Checked, DamagedPlant, FileSizes, Finding, PlantPage, PlantRecord, TokenRecord,
@@ -139,7 +140,7 @@ impl Store {
     /// nothing, for PostgreSQL.
     pub(crate) fn copy_pages(
         &mut self,
-        to: &BackupFile,
+        to: &AtomicFile,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<bool, SaveError> {
         match self {

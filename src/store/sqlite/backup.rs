@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rusqlite::backup::{Backup, StepResult};
-use rusqlite::ffi::SQLITE_IOERR_WRITE;
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::ffi::{SQLITE_FULL, SQLITE_IOERR_WRITE};
+use rusqlite::{Connection, OpenFlags};
 
 use crate::fs::{
     AtomicFile, Replace, change_owner, failed_to, in_use, is_same_file, owner_of, resolve_links,
@@ -20,8 +20,9 @@ use crate::fs::{
 };
 use crate::sqlite_format::{Content, JOURNAL_MODE_OFFSET, JOURNAL_MODE_ROLLBACK, JOURNAL_MODE_WAL};
 use crate::store::error::{OpenError, SaveError, StoreError};
+use crate::store::sqlite::connection::unusable;
 use crate::store::sqlite::lock::{Lock, State, set_clean};
-use crate::store::sqlite::{Sqlite, connection, open};
+use crate::store::sqlite::{Sqlite, open};
 use crate::store::types::Location;
 
 /// The pages of 4 KiB that are copied between two pauses, and how many times as long as the work a pause is. Pauses are short, because
@@ -39,41 +40,16 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The bytes that a restore copies between two reports of its progress.
 const CHUNK: u64 = 1 << 20;
 
-/// A backup that is being written.
-pub(crate) struct BackupFile(AtomicFile);
-
-impl BackupFile {
-    /// Creates a temporary file. `store` is the file of the store, if it is one.
-    pub fn begin(path: &Path, store: Option<&Path>, replace: bool) -> Result<Self, SaveError> {
-        let replace = if replace {
-            Replace::Backup
-        } else {
-            Replace::Nothing
-        };
-        Ok(Self(AtomicFile::create(path, replace, store)?))
-    }
-
-    /// The temporary file: a store to be filled, then one to be checked.
-    pub fn location(&self) -> Location {
-        Location::Sqlite(self.0.path().to_owned())
-    }
-
-    /// Switches the complete copy to rollback-journal mode and syncs it. Must be called before it is verified.
-    pub fn convert_and_sync(&self) -> Result<(), SaveError> {
-        open::switch_to_rollback_journal(self.0.path())?;
-        Ok(self.0.sync()?)
-    }
-
-    /// Gives the file its name.
-    pub fn finish(self) -> Result<(), SaveError> {
-        Ok(self.0.persist()?)
-    }
+/// Switches the complete copy in a new backup to rollback-journal mode and syncs it, so that it can be verified.
+pub(crate) fn convert_and_sync(backup: &AtomicFile) -> Result<(), SaveError> {
+    open::switch_to_rollback_journal(backup.path())?;
+    Ok(backup.sync()?)
 }
 
 impl Sqlite {
     pub(crate) fn copy_pages(
         &mut self,
-        to: &BackupFile,
+        to: &AtomicFile,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<(), SaveError> {
         copy_pages(&mut self.connection, to, report)
@@ -94,11 +70,10 @@ impl Sqlite {
 /// Copies all pages of a snapshot, and reports how many of how many are copied. Adds go on meanwhile; only the WAL cannot be reset.
 pub(super) fn copy_pages(
     source: &mut Connection,
-    target: &BackupFile,
+    target: &AtomicFile,
     report: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SaveError> {
-    let file = &target.0;
-    let mut copy = open_scratch(file.path())?;
+    let mut copy = open_scratch(target.path())?;
     // SQLite starts a copy again if another connection has written between two steps, and under load would never end; not
     // within one transaction.
     let snapshot = source.transaction()?;
@@ -106,26 +81,25 @@ pub(super) fn copy_pages(
     let backup = Backup::new(&snapshot, &mut copy)?;
     let mut throttle = Throttle::new(BACKUP_PAUSE);
     loop {
-        let step = backup
-            .step(PAGES_PER_STEP)
-            .map_err(failed_writing(target))?;
+        let step = backup.step(PAGES_PER_STEP);
+        let step = step.map_err(failed_writing(target.path()))?;
         let progress = backup.progress();
         let [all, left] = [progress.pagecount, progress.remaining].map(|n| n.unsigned_abs().into());
         report(all - left, all);
         match step {
             StepResult::Done => break,
             StepResult::More => {}
-            _ => return Err(in_use(file.path()).into()),
+            _ => return Err(in_use(target.path()).into()),
         }
         // A little after each step, instead of all at the end: the server waits for the same disk.
-        let synced = file.file().sync_data();
-        synced.map_err(failed_to("sync", file.path()))?;
+        let synced = target.file().sync_data();
+        synced.map_err(failed_to("sync", target.path()))?;
         throttle.pause();
     }
     drop(backup);
     drop(snapshot);
     drop(copy);
-    set_journal_mode(file, JOURNAL_MODE_ROLLBACK)
+    set_journal_mode(target, JOURNAL_MODE_ROLLBACK)
 }
 
 /// Writes the journal mode into the header of a database. (SQLite would create a WAL next to it for that.)
@@ -144,25 +118,21 @@ pub(super) fn open_to_fill(path: &Path) -> Result<Connection, OpenError> {
 /// Opens a file that is synced by us, and deleted if anything fails.
 fn open_scratch(path: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection =
-        Connection::open_with_flags(path, flags).map_err(connection::unusable(path))?;
+    let connection = Connection::open_with_flags(path, flags).map_err(unusable(path))?;
     let pragmas =
         "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA locking_mode = EXCLUSIVE";
-    connection
-        .execute_batch(pragmas)
-        .map_err(connection::unusable(path))?;
+    let set = connection.execute_batch(pragmas);
+    set.map_err(unusable(path))?;
     Ok(connection)
 }
 
-fn failed_writing(target: &BackupFile) -> impl FnOnce(rusqlite::Error) -> SaveError {
-    let path = target.0.path().to_owned();
+fn failed_writing(path: &Path) -> impl FnOnce(rusqlite::Error) -> SaveError {
+    let path = path.to_owned();
     move |source| {
         let code = source.sqlite_error().map(|error| error.extended_code);
-        let full = source.sqlite_error_code() == Some(ErrorCode::DiskFull);
-        if full || code == Some(SQLITE_IOERR_WRITE) {
-            SaveError::NoRoom { path, source }
-        } else {
-            source.into()
+        match code {
+            Some(SQLITE_FULL | SQLITE_IOERR_WRITE) => SaveError::NoRoom { path, source },
+            _ => source.into(),
         }
     }
 }
@@ -198,7 +168,7 @@ impl Restoration {
     pub fn begin(
         backup: &Path,
         store: &Path,
-        replace: bool,
+        replace: Replace,
         report: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, SaveError> {
         let reject = |path: &Path, problem: &str| {
@@ -225,11 +195,6 @@ impl Restoration {
         if Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup {
             return Err(open::not_a_backup(backup).into());
         }
-        let replace = if replace {
-            Replace::Store
-        } else {
-            Replace::Nothing
-        };
         let file = AtomicFile::create(&real, replace, None)?;
         let size = from.metadata().map_err(failed_to("read", backup))?.len();
         let mut copied = 0;
@@ -295,13 +260,8 @@ fn move_sidecars_aside(store: &Path, kept: &Path) -> Result<bool, SaveError> {
             Err(error) => return Err(failed_to("rename", &there)(error).into()),
         }
     }
-    let shared_memory = with_suffix(store, "-shm");
-    match fs::remove_file(&shared_memory) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(failed_to("remove", &shared_memory)(error).into());
-        }
-        _ => {}
-    }
+    // SQLite does not use the content of a file that an earlier process has left.
+    let _ = fs::remove_file(with_suffix(store, "-shm"));
     sync_directory_of(store).map_err(failed_to("sync the directory of", store))?;
     Ok(found)
 }

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rusqlite::{Connection, Error};
 
-use crate::fs::{directory_of, with_suffix};
+use crate::fs::{AtomicFile, Replace, directory_of, with_suffix};
 use crate::sqlite_format::{LOCK_BYTE, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN, WAL_MAGIC};
 use crate::store::error::{SaveError, chain};
-use crate::store::sqlite::backup::{BackupFile, copy_pages};
+use crate::store::sqlite::backup::copy_pages;
 use crate::store::sqlite::connection::checkpoint;
 
 /// The time between two checks, unless a checkpoint is due.
@@ -365,8 +365,8 @@ fn copy_beside(connection: &mut Connection, store: &Path) -> Result<PathBuf, Sav
 }
 
 fn copy_to(connection: &mut Connection, path: PathBuf) -> Result<PathBuf, SaveError> {
-    let backup = BackupFile::begin(&path, None, false)?;
+    let backup = AtomicFile::create(&path, Replace::Nothing, None)?;
     copy_pages(connection, &backup, &mut |_, _| ())?;
-    backup.finish()?;
+    backup.persist()?;
     Ok(path)
 }

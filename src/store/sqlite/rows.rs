@@ -121,47 +121,22 @@ pub(super) fn plant<'a>(row: &'a Row<'_>) -> Option<PlantRow<'a>> {
     (number(5)? == i64::from(plant.checksum())).then_some(plant)
 }
 
-/// A token as it is stored, but for the time of its last use, which the checksum leaves out.
-#[derive(Clone, Copy)]
-pub(super) struct TokenRow<'a> {
-    pub(super) name: &'a str,
-    pub(super) digest: &'a [u8],
-    pub(super) rate_limit: Option<u32>,
-    pub(super) created_at: i64,
-    pub(super) expires_at: Option<i64>,
-    pub(super) revoked_at: Option<i64>,
-}
-
-impl TokenRow<'_> {
-    pub(super) fn checksum(&self) -> i32 {
-        let mut hasher = Hasher::new();
-        text(&mut hasher, Some(self.name.as_bytes()));
-        text(&mut hasher, Some(self.digest));
-        number(&mut hasher, self.created_at);
-        let optional = [
-            self.rate_limit.map(i64::from),
-            self.expires_at,
-            self.revoked_at,
-        ];
-        for value in optional {
-            hasher.update(&[u8::from(value.is_some())]);
-            number(&mut hasher, value.unwrap_or_default());
-        }
-        hasher.finalize().cast_signed()
+/// The checksum of a token, which leaves out its id and the time of its last use.
+pub(super) fn token_checksum(token: &TokenRecord) -> i32 {
+    let mut hasher = Hasher::new();
+    text(&mut hasher, Some(token.name.as_bytes()));
+    text(&mut hasher, Some(token.digest.as_bytes()));
+    number(&mut hasher, token.created_at.as_millisecond());
+    let optional = [
+        token.rate_limit.map(i64::from),
+        token.expires_at.map(Timestamp::as_millisecond),
+        token.revoked_at.map(Timestamp::as_millisecond),
+    ];
+    for value in optional {
+        hasher.update(&[u8::from(value.is_some())]);
+        number(&mut hasher, value.unwrap_or_default());
     }
-}
-
-impl<'a> From<&'a TokenRecord> for TokenRow<'a> {
-    fn from(token: &'a TokenRecord) -> Self {
-        Self {
-            name: &token.name,
-            digest: token.digest.as_bytes(),
-            rate_limit: token.rate_limit,
-            created_at: token.created_at.as_millisecond(),
-            expires_at: token.expires_at.map(Timestamp::as_millisecond),
-            revoked_at: token.revoked_at.map(Timestamp::as_millisecond),
-        }
-    }
+    hasher.finalize().cast_signed()
 }
 
 /// Reads a row of `SELECT *`, and verifies its checksum.
@@ -180,7 +155,7 @@ pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
         revoked_at: optional_time("revoked_at")?,
         last_used_at: optional_time("last_used_at")?,
     };
-    if row.get::<_, i32>("checksum")? != TokenRow::from(&token).checksum() {
+    if row.get::<_, i32>("checksum")? != token_checksum(&token) {
         return Err(damaged("a token is not what was stored"));
     }
     Ok(token)

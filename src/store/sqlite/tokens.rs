@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use rusqlite::{Error, OptionalExtension, Transaction, params};
 
 use crate::store::error::StoreError;
-use crate::store::sqlite::rows::{self, TokenRow};
+use crate::store::sqlite::rows::{self, token_checksum};
 use crate::store::sqlite::{Sqlite, begin_write};
 use crate::store::types::{NewToken, TokenId, TokenRecord};
 use crate::token::TokenDigest;
@@ -12,19 +12,21 @@ use crate::token::TokenDigest;
 impl Sqlite {
     pub(crate) fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
         let transaction = begin_write(&mut self.connection)?;
-        let row = TokenRow {
-            name: token.name,
-            digest: token.digest.as_bytes(),
-            rate_limit: token.rate_limit,
-            created_at: Timestamp::now().as_millisecond(),
-            expires_at: token.expires_at.map(Timestamp::as_millisecond),
-            revoked_at: None,
-        };
         let is_taken = "SELECT EXISTS (SELECT 1 FROM tokens WHERE name = ?1)";
         if transaction.query_row(is_taken, [token.name], |row| row.get(0))? {
             return Ok(false);
         }
-        insert(&transaction, None, &row, None)?;
+        let record = TokenRecord {
+            id: TokenId(0), // SQLite assigns one
+            name: token.name.into(),
+            digest: token.digest,
+            rate_limit: token.rate_limit,
+            created_at: Timestamp::now(),
+            expires_at: token.expires_at,
+            revoked_at: None,
+            last_used_at: None,
+        };
+        insert(&transaction, None, &record)?;
         transaction.commit()?;
         Ok(true)
     }
@@ -39,14 +41,11 @@ impl Sqlite {
         if token.revoked_at.is_some() {
             return Ok(Some(false));
         }
-        let revoked = TokenRow {
-            revoked_at: Some(Timestamp::now().as_millisecond()),
-            ..TokenRow::from(&token)
+        let revoked = TokenRecord {
+            revoked_at: Some(Timestamp::now()),
+            ..token
         };
-        transaction.execute(
-            "UPDATE tokens SET revoked_at = ?2, checksum = ?3 WHERE id = ?1",
-            params![token.id.0, revoked.revoked_at, revoked.checksum()],
-        )?;
+        update_state(&transaction, &revoked)?;
         transaction.commit()?;
         Ok(Some(true))
     }
@@ -80,13 +79,16 @@ impl Sqlite {
             let sql = "SELECT * FROM tokens WHERE digest = ?1";
             let known = transaction.query_row(sql, [token.digest.as_bytes()], rows::token);
             match known.optional()? {
-                Some(known) => merge_state(&transaction, known, token)?,
-                None => insert(
-                    &transaction,
-                    Some(token.id),
-                    &TokenRow::from(token),
-                    token.last_used_at,
-                )?,
+                Some(known) => {
+                    let revoked_at = [known.revoked_at, token.revoked_at].into_iter().flatten();
+                    let merged = TokenRecord {
+                        revoked_at: revoked_at.min(),
+                        last_used_at: known.last_used_at.max(token.last_used_at),
+                        ..known
+                    };
+                    update_state(&transaction, &merged)?;
+                }
+                None => insert(&transaction, Some(token.id), token)?,
             }
         }
         Ok(transaction.commit()?)
@@ -97,48 +99,33 @@ impl Sqlite {
 fn insert(
     transaction: &Transaction<'_>,
     id: Option<TokenId>,
-    row: &TokenRow<'_>,
-    last_used_at: Option<Timestamp>,
+    token: &TokenRecord,
 ) -> Result<(), Error> {
-    transaction.execute(
-        "INSERT INTO tokens
-           (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-        params![
-            id.map(|id| id.0),
-            row.name,
-            row.digest,
-            row.rate_limit,
-            row.created_at,
-            row.expires_at,
-            row.revoked_at,
-            last_used_at.map(Timestamp::as_millisecond),
-            row.checksum(),
-        ],
-    )?;
-    Ok(())
+    let sql = "INSERT INTO tokens
+        (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+    let values = params![
+        id.map(|id| id.0),
+        token.name,
+        token.digest.as_bytes(),
+        token.rate_limit,
+        token.created_at.as_millisecond(),
+        token.expires_at.map(Timestamp::as_millisecond),
+        token.revoked_at.map(Timestamp::as_millisecond),
+        token.last_used_at.map(Timestamp::as_millisecond),
+        token_checksum(token),
+    ];
+    transaction.execute(sql, values).map(drop)
 }
 
-fn merge_state(
-    transaction: &Transaction<'_>,
-    known: TokenRecord,
-    other: &TokenRecord,
-) -> Result<(), Error> {
-    let revoked_at = [known.revoked_at, other.revoked_at].into_iter().flatten();
-    let merged = TokenRecord {
-        revoked_at: revoked_at.min(),
-        last_used_at: known.last_used_at.max(other.last_used_at),
-        ..known
-    };
-    let row = TokenRow::from(&merged);
-    transaction.execute(
-        "UPDATE tokens SET revoked_at = ?2, last_used_at = ?3, checksum = ?4 WHERE id = ?1",
-        params![
-            merged.id.0,
-            row.revoked_at,
-            merged.last_used_at.map(Timestamp::as_millisecond),
-            row.checksum(),
-        ],
-    )?;
-    Ok(())
+/// Updates what can change of a token.
+fn update_state(transaction: &Transaction<'_>, token: &TokenRecord) -> Result<(), Error> {
+    let sql = "UPDATE tokens SET revoked_at = ?2, last_used_at = ?3, checksum = ?4 WHERE id = ?1";
+    let values = params![
+        token.id.0,
+        token.revoked_at.map(Timestamp::as_millisecond),
+        token.last_used_at.map(Timestamp::as_millisecond),
+        token_checksum(token),
+    ];
+    transaction.execute(sql, values).map(drop)
 }

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
-use rusqlite::{Connection, Error, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::fs::{failed_to, is_empty, with_suffix};
 use crate::sqlite_format::{
@@ -83,17 +83,12 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
         {
             Ok(())
         }
-        Err(error) if !is_damage(&error) => Ok(()), // the connection that follows will report it
-        _ => Err(foreign()),
+        Ok(_) => Err(foreign()),
+        Err(error) => match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Err(foreign()),
+            _ => Ok(()), // the connection that follows will report it
+        },
     }
-}
-
-fn is_damage(error: &Error) -> bool {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    matches!(
-        error.sqlite_error_code(),
-        Some(DatabaseCorrupt | NotADatabase)
-    )
 }
 
 /// The state in the database file alone; none if it cannot be read.
@@ -124,15 +119,14 @@ fn looks_damaged(wal: &Path) -> io::Result<bool> {
     };
     // A header is synced before any frame is written, so an invalid one is damaged.
     let mut is_readable = wal.is_valid;
-    let salts = wal.is_valid.then(|| wal.salts());
     if !wal.is_valid {
         wal.page_size = PAGE_LEN;
-        wal.sum = Checksum::new(cfg!(target_endian = "big"));
+        wal.is_big_endian = cfg!(target_endian = "big");
     }
     let mut follows_commit = false;
     // The rest of a transaction that was rolled back does not continue from the commit that was written over its beginning.
     while fill(&mut wal.file, &mut wal.frame)? {
-        if salts.is_some_and(|salts| salts != wal.frame[8..16]) {
+        if wal.is_valid && !wal.has_salts() {
             is_readable = false; // left from before the WAL was reset, or damaged
             wal.file.seek_relative(wal.page_size.into())?;
         } else {
@@ -145,8 +139,8 @@ fn looks_damaged(wal: &Path) -> io::Result<bool> {
             is_readable &= is_valid;
         }
         // The next frame continues from what this one says, damaged or not.
-        wal.sum.sums = [16, 20].map(|at| u32::from_be_bytes(part(&wal.frame[at..at + 4])));
-        follows_commit = wal.frame[4..8] != [0; 4];
+        wal.sums = sums_at(&wal.frame, 16);
+        follows_commit = wal.pages_after_commit() != 0;
     }
     Ok(false)
 }
@@ -161,23 +155,20 @@ fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
     let page_size = u64::from(wal.page_size);
     let pages_in_file = fs::metadata(database)?.len() / page_size;
     let mut pages = 0; // of the database, after the last commit
-    let mut beyond_the_file = HashSet::new();
-    while fill(&mut wal.file, &mut wal.frame)?
-        && wal.read_page()? == Some(true)
-        && wal.frame[8..16] == wal.salts()
+    let mut pages_in_wal = HashSet::new();
+    while fill(&mut wal.file, &mut wal.frame)? && wal.read_page()? == Some(true) && wal.has_salts()
     {
-        let page = u64::from(u32::from_be_bytes(part(&wal.frame[..4])));
+        let page = u64::from(u32_at(&wal.frame, 0));
         if page > pages_in_file {
-            beyond_the_file.insert(page);
+            pages_in_wal.insert(page);
         }
-        let pages_after_commit = u32::from_be_bytes(part(&wal.frame[4..8]));
-        if pages_after_commit != 0 {
-            pages = u64::from(pages_after_commit);
+        if wal.pages_after_commit() != 0 {
+            pages = u64::from(wal.pages_after_commit());
         }
     }
     let lock_page = LOCK_BYTE / page_size + 1;
-    Ok(((pages_in_file + 1)..=pages)
-        .any(|page| page != lock_page && !beyond_the_file.contains(&page)))
+    let mut beyond_the_file = (pages_in_file + 1)..=pages;
+    Ok(beyond_the_file.any(|page| page != lock_page && !pages_in_wal.contains(&page)))
 }
 
 /// A WAL file (file format of SQLite, section 4.1).
@@ -187,8 +178,10 @@ struct Wal {
     /// True if SQLite would read this WAL.
     is_valid: bool,
     page_size: u32,
+    /// The byte order of the checksums.
+    is_big_endian: bool,
     /// The checksum of everything read so far.
-    sum: Checksum,
+    sums: [u32; 2],
     /// The header of the current frame.
     frame: [u8; WAL_FRAME_HEADER_LEN],
     page: Vec<u8>,
@@ -202,25 +195,32 @@ impl Wal {
         if !fill(&mut file, &mut header)? {
             return Ok(None);
         }
-        // The lowest bit of the magic number is the byte order of the checksums.
-        let magic = u32::from_be_bytes(part(&header[..4]));
-        let mut sum = Checksum::new(magic & 1 == 1);
-        sum.add(&header[..24]);
-        let page_size = u32::from_be_bytes(part(&header[8..12]));
+        let magic = u32_at(&header, 0);
+        let is_big_endian = magic & 1 == 1;
+        let sums = add_to([0; 2], is_big_endian, &header[..24]);
+        let page_size = u32_at(&header, 8);
         let is_page_size = (512..=65536).contains(&page_size) && page_size.is_power_of_two();
+        let is_valid = magic & !1 == WAL_MAGIC && sums == sums_at(&header, 24) && is_page_size;
         Ok(Some(Self {
             file,
-            is_valid: magic & !1 == WAL_MAGIC && sum.is(&header[24..]) && is_page_size,
             header,
+            is_valid,
             page_size,
-            sum,
+            is_big_endian,
+            sums: if is_valid { sums } else { [0; 2] },
             frame: [0; WAL_FRAME_HEADER_LEN],
             page: Vec::new(),
         }))
     }
 
-    fn salts(&self) -> [u8; 8] {
-        part(&self.header[16..24])
+    /// Whether the current frame was written since the WAL was last reset.
+    fn has_salts(&self) -> bool {
+        self.frame[8..16] == self.header[16..24]
+    }
+
+    /// The number of pages of the database after the commit that the current frame ends; 0 if it does not end one.
+    fn pages_after_commit(&self) -> u32 {
+        u32_at(&self.frame, 4)
     }
 
     /// Reads the page of the current frame: whether its checksum matches; none at the end of the file.
@@ -229,54 +229,43 @@ impl Wal {
         if !fill(&mut self.file, &mut self.page)? {
             return Ok(None);
         }
-        self.sum.add(&self.frame[..8]);
-        self.sum.add(&self.page);
-        Ok(Some(self.sum.is(&self.frame[16..24])))
+        for bytes in [&self.frame[..8], &self.page] {
+            self.sums = add_to(self.sums, self.is_big_endian, bytes);
+        }
+        Ok(Some(self.sums == sums_at(&self.frame, 16)))
     }
 }
 
 /// Reads all of the buffer, unless the file ends before.
 fn fill(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match file.read_exact(buffer) {
-        Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
+        read => read.map(|()| true),
     }
 }
 
-fn part<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    bytes.try_into().expect("a part of a known length")
-}
-
-/// The running checksum of the file format of SQLite (section 4.2).
-struct Checksum {
-    big_endian: bool,
-    sums: [u32; 2],
-}
-
-impl Checksum {
-    fn new(big_endian: bool) -> Self {
-        let sums = [0; 2];
-        Self { big_endian, sums }
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        let [mut a, mut b] = self.sums;
-        let from_bytes = if self.big_endian {
-            u32::from_be_bytes
+/// Continues a checksum (file format of SQLite, section 4.2).
+fn add_to([mut a, mut b]: [u32; 2], is_big_endian: bool, bytes: &[u8]) -> [u32; 2] {
+    let word_at = |pair: &[u8], at| {
+        let word = u32_at(pair, at);
+        if is_big_endian {
+            word
         } else {
-            u32::from_le_bytes
-        };
-        let word = |bytes| from_bytes(part(bytes));
-        for pair in bytes.chunks_exact(8) {
-            a = a.wrapping_add(word(&pair[..4])).wrapping_add(b);
-            b = b.wrapping_add(word(&pair[4..])).wrapping_add(a);
+            word.swap_bytes()
         }
-        self.sums = [a, b];
+    };
+    for pair in bytes.chunks_exact(8) {
+        a = a.wrapping_add(word_at(pair, 0)).wrapping_add(b);
+        b = b.wrapping_add(word_at(pair, 4)).wrapping_add(a);
     }
+    [a, b]
+}
 
-    fn is(&self, stored: &[u8]) -> bool {
-        let [a, b] = self.sums;
-        part::<4>(&stored[..4]) == a.to_be_bytes() && part::<4>(&stored[4..]) == b.to_be_bytes()
-    }
+fn sums_at(bytes: &[u8], at: usize) -> [u32; 2] {
+    [u32_at(bytes, at), u32_at(bytes, at + 4)]
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let bytes = bytes[at..].first_chunk().expect("a header is longer");
+    u32::from_be_bytes(*bytes)
 }
