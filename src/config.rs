@@ -2,7 +2,6 @@
 //! are derived from the name.
 
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -51,8 +50,8 @@ pub(crate) struct Settings {
     pub(crate) store: StoreSettings,
 
     /// Address of the private listener (/healthz, /readyz, /metrics), or off
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
-    pub(crate) ops_listen: OpsListen,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = ops_address)]
+    pub(crate) ops_listen: AddressOrOff,
 
     #[command(flatten)]
     pub(crate) body: BodySettings,
@@ -97,23 +96,15 @@ pub(crate) struct Settings {
     pub(crate) log_level: LevelFilter,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OpsListen {
-    On(SocketAddr),
-    Off,
-}
+/// An alias, because clap would take a field of type `Option` for an argument without a default.
+pub(crate) type AddressOrOff = Option<SocketAddr>;
 
-impl FromStr for OpsListen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "off" => Ok(Self::Off),
-            text => address(text)
-                .map(Self::On)
-                .map_err(|expected| format!("{expected}, or off")),
-        }
+fn ops_address(text: &str) -> Result<AddressOrOff, String> {
+    if text == "off" {
+        return Ok(None);
     }
+    let address = address(text).map_err(|expected| format!("{expected}, or off"))?;
+    Ok(Some(address))
 }
 
 /// `localhost` is 127.0.0.1 without a lookup, and an address without a host is 0.0.0.0. Other host names are rejected: they

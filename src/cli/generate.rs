@@ -14,15 +14,6 @@ use crate::cli::terminal::print;
 use crate::fs::{AtomicFile, Replace};
 use crate::version::COMMIT_DATE;
 
-/// The manual page of a command refers to the others of its group.
-const RELATED: [&[&str]; 5] = [
-    &["serve", "token", "migrate"],
-    &["list", "get", "stats"],
-    &["backup", "restore", "check"],
-    &["export", "import", "copy"],
-    &["openapi", "completions", "man"],
-];
-
 const FILES: [(&str, &str); 4] = [
     (
         "plantstore.db",
@@ -84,29 +75,33 @@ impl Man {
         let mut command = command.disable_help_subcommand(true);
         command.build();
         let Some(directory) = &self.to else {
-            return print(&page(&command)?);
+            return print(&page(&command, None)?);
         };
         fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        write_pages(&command, directory)
+        write_pages(&command, None, directory)
     }
 }
 
 /// Writes the pages of a command and of its subcommands.
-fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
+fn write_pages(
+    command: &Command,
+    parent: Option<&Command>,
+    directory: &Path,
+) -> anyhow::Result<()> {
     let path = directory.join(format!("{}.1", name(command)));
     let file = AtomicFile::create(&path, Replace::RegularFile, None)?;
-    let written = file.file().write_all(page(command)?.as_bytes());
+    let written = file.file().write_all(page(command, parent)?.as_bytes());
     written.with_context(|| format!("cannot write {}", path.display()))?;
     file.file().set_permissions(Permissions::from_mode(0o644))?;
     file.persist()?;
     let mut below = command
         .get_subcommands()
         .filter(|below| !below.is_hide_set());
-    below.try_for_each(|below| write_pages(below, directory))
+    below.try_for_each(|below| write_pages(below, Some(command), directory))
 }
 
-fn page(command: &Command) -> anyhow::Result<String> {
+fn page(command: &Command, parent: Option<&Command>) -> anyhow::Result<String> {
     // An empty date would be left out, and the rest of the line would move up.
     let date = if COMMIT_DATE.is_empty() {
         " "
@@ -142,7 +137,7 @@ fn page(command: &Command) -> anyhow::Result<String> {
     }
     list(&mut rest, "EXIT STATUS", EXIT_STATUS);
     rest.control("SH", ["SEE ALSO"]);
-    rest.text([roman(see_also(command))]);
+    rest.text([roman(see_also(command, parent))]);
     rest.to_writer(&mut text)?;
     Ok(String::from_utf8(text)?)
 }
@@ -175,24 +170,17 @@ fn list<'a, T: Into<String>>(
     }
 }
 
-fn see_also(command: &Command) -> String {
-    let own = name(command).trim_start_matches("plantstore");
-    let own = own.trim_start_matches('-');
-    if own.is_empty() {
+/// The page of the command above, and those beside this one.
+fn see_also(command: &Command, parent: Option<&Command>) -> String {
+    let Some(parent) = parent else {
         return "curl(1)".to_owned();
-    }
-    let group = RELATED
-        .iter()
-        .find(|group| group.iter().any(|name| own.starts_with(name)));
-    let mut pages = vec!["plantstore(1)".to_owned()];
-    for name in group
-        .into_iter()
-        .flat_map(|group| *group)
-        .filter(|name| **name != own)
-    {
-        pages.push(format!("plantstore-{name}(1)"));
-    }
-    pages.join(", ")
+    };
+    let pages = std::iter::once(parent).chain(parent.get_subcommands());
+    let others = pages.map(name).filter(|other| *other != name(command));
+    others
+        .map(|page| format!("{page}(1)"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// For example `plantstore-token-create`.

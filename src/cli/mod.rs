@@ -150,7 +150,7 @@ fn parse() -> Result<Cli, clap::Error> {
     // The flags and variables were valid, so any error is in the file.
     let matches = command(&file).try_get_matches().map_err(|error| {
         let text = without_passwords(error).to_string();
-        let text = redacted_with(&text, file.values().map(String::as_str));
+        let text = redacted_with(&text, file.values());
         let line = text.lines().next().unwrap_or_default();
         usage_error(line.trim_start_matches("error: ").to_owned())
     })?;

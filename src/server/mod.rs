@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
-use crate::config::{OpsListen, Settings};
+use crate::config::Settings;
 use crate::http;
 use crate::http::connection::Draining;
 use crate::http::error::ErrorKind;
@@ -208,7 +208,7 @@ fn start_ops(
         wal_bytes: settings.wal.max_wal_bytes,
     };
     let ops = Ops::new(metrics, settings.store.location.clone(), limits);
-    let OpsListen::On(address) = settings.ops_listen else {
+    let Some(address) = settings.ops_listen else {
         return Ok((ops, None));
     };
     // Checked here, because two sockets may be bound to one address as long as neither listens.
