@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::metrics::{HttpMetrics, Metrics};
-use crate::store::{Store, StoreError, TokenId, TokenRecord};
+use crate::store::{Failure, Store, StoreError, TokenId, TokenRecord};
 use crate::token::{Token, TokenDigest};
 use crate::writer::{AddError, Writer};
 
@@ -90,7 +90,7 @@ impl TokenCache {
         let read = tokio::time::timeout(self.0.read_timeout, read).await;
         read.unwrap_or_else(|_| {
             let cause = format!("a token was not read within {:?}", self.0.read_timeout);
-            Err(self.read_failed(StoreError::Unavailable(cause.into())))
+            Err(self.read_failed(Failure::Unavailable.because(cause)))
         })
     }
 

@@ -23,7 +23,8 @@ use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
 use crate::fs::{AtomicFile, FileError, Replace};
 use crate::logging::write_stderr;
 use crate::store::{
-    Addition, DryRun, Mode, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord, WalFull,
+    Addition, DryRun, Failure, Mode, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord,
+    WalFull,
 };
 use crate::token::{Token, parse_name};
 
@@ -359,16 +360,16 @@ fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outc
             }
             Err(error) => error,
         };
-        let (cause, timeout) = match &error {
-            StoreError::Busy(cause) if store.is_shared() => (cause, BUSY_TIMEOUT),
-            StoreError::Full(cause) if cause.is::<WalFull>() => (cause, READER_TIMEOUT),
+        let timeout = match error.kind {
+            Failure::Busy if store.is_shared() => BUSY_TIMEOUT,
+            Failure::Full if error.cause.is::<WalFull>() => READER_TIMEOUT,
             _ => return Err(error),
         };
         if start.elapsed() > timeout {
             return Err(error);
         }
         if !std::mem::replace(&mut is_waiting, true) {
-            write_stderr(format!("waiting: {cause}\n"));
+            write_stderr(format!("waiting: {}\n", error.cause));
         }
         thread::sleep(RETRY_PAUSE);
     }

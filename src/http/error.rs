@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::auth::AuthError;
 use crate::plant::Invalid;
-use crate::store::{StoreError, chain};
+use crate::store::{Failure, StoreError, chain};
 use crate::writer::AddError;
 
 macro_rules! catalogue {
@@ -255,16 +255,15 @@ impl From<AddError> for ApiError {
 /// unavailable.
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let kind = match &error {
-            StoreError::Damaged(_) => ErrorKind::Internal,
-            StoreError::Busy(_) => ErrorKind::Busy,
-            StoreError::Unknown(cause) | StoreError::Fatal(cause) => {
-                return Self::with_cause(ErrorKind::Unavailable, chain(&**cause));
+        match error.kind {
+            Failure::Damaged => Self::with_cause(ErrorKind::Internal, chain(&error)),
+            Failure::Busy => Self::with_cause(ErrorKind::Busy, chain(&error)),
+            Failure::Unknown | Failure::Fatal => {
+                Self::with_cause(ErrorKind::Unavailable, chain(&*error.cause))
             }
-            StoreError::Full(_) | StoreError::Unavailable(_) | StoreError::Unusable(_) => {
-                ErrorKind::Unavailable
+            Failure::Full | Failure::Unavailable | Failure::Unusable => {
+                Self::with_cause(ErrorKind::Unavailable, chain(&error))
             }
-        };
-        Self::with_cause(kind, chain(&error))
+        }
     }
 }

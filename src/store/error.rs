@@ -20,30 +20,48 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+#[error("{kind}")]
+pub struct StoreError {
+    pub kind: Failure,
+    #[source]
+    pub cause: Cause,
+}
+
+/// What an error means for a plant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
     /// Nothing was stored: another process has locked the store.
     #[error("the store is busy")]
-    Busy(#[source] Cause),
+    Busy,
     /// Nothing was stored: there is no connection to the database, and none could be made in time.
     #[error("the store cannot be reached")]
-    Unavailable(#[source] Cause),
+    Unavailable,
     /// Nothing was stored: the database rejects the connection or the statement, or the file system rejects the write, until the operator
     /// changes something.
     #[error("the store cannot be used")]
-    Unusable(#[source] Cause),
+    Unusable,
     /// Nothing was stored: the disk is full, or the WAL has reached its limit.
     #[error("the store is full")]
-    Full(#[source] Cause),
+    Full,
     /// Data was read that is not what was stored.
     #[error("the store is damaged; run `plantstore check`")]
-    Damaged(#[source] Cause),
+    Damaged,
     /// The batch may or may not be stored; sending the same batch again is safe.
     #[error("the store did not confirm a write, which may or may not be stored")]
-    Unknown(#[source] Cause),
+    Unknown,
     /// The batch may or may not be stored, and this process must not use the store again: after a failed fsync the page cache can differ
     /// from the disk.
     #[error("the store failed")]
-    Fatal(#[source] Cause),
+    Fatal,
+}
+
+impl Failure {
+    pub(crate) fn because(self, cause: impl Into<Cause>) -> StoreError {
+        StoreError {
+            kind: self,
+            cause: cause.into(),
+        }
+    }
 }
 
 /// Nothing is written: the WAL has reached its limit.
@@ -60,17 +78,18 @@ pub(crate) struct WalFull {
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull};
-        let Some(sqlite) = error.sqlite_error() else {
-            return Self::Damaged(error.into()); // a value that plantstore did not write
+        let kind = match error.sqlite_error() {
+            None => Failure::Damaged, // a value that plantstore did not write
+            Some(sqlite) => match sqlite.code {
+                DiskFull => Failure::Full,
+                DatabaseBusy | DatabaseLocked | ConstraintViolation => Failure::Busy,
+                // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the WAL
+                // has no commit without its last frame.
+                _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Failure::Unusable,
+                _ => Failure::Fatal,
+            },
         };
-        match sqlite.code {
-            DiskFull => Self::Full(error.into()),
-            DatabaseBusy | DatabaseLocked | ConstraintViolation => Self::Busy(error.into()),
-            // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the WAL
-            // has no commit without its last frame.
-            _ if sqlite.extended_code == SQLITE_IOERR_WRITE => Self::Unusable(error.into()),
-            _ => Self::Fatal(error.into()),
-        }
+        kind.because(error)
     }
 }
 

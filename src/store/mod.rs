@@ -18,7 +18,7 @@ use crate::fs::AtomicFile;
 use crate::token::TokenDigest;
 
 pub(crate) use dry_run::DryRun;
-pub(crate) use error::{OpenError, SaveError, StoreError, WalFull, chain};
+pub(crate) use error::{Failure, OpenError, SaveError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
 pub(crate) use sqlite::{Restoration, convert_and_sync};
 pub use types::{Addition, Location, NewToken, Outcome, TokenId};

@@ -1,14 +1,13 @@
 //! A batch: the jobs of one transaction. The replies wait in `InFlight`, where the watch finds them if the commit is
 //! stuck, and are sent only after the commit.
 
-use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
 use crate::plant::Plant;
-use crate::store::{Addition, Outcome, Store, StoreError, TokenId, chain};
+use crate::store::{Addition, Failure, Outcome, Store, StoreError, TokenId, chain};
 use crate::writer::AddError;
 use crate::writer::health::{Health, NotReady};
 use crate::writer::queue::{Job, Queue, lock};
@@ -144,8 +143,8 @@ impl Batch {
                 let result = AddError::from(&error);
                 result.counter(adds).add(replies.len() as u64);
                 reply_all(replies.into_iter().map(|reply| (reply, Err(result))));
-                match error {
-                    StoreError::Fatal(_) => Err(error),
+                match error.kind {
+                    Failure::Fatal => Err(error),
                     _ => Ok(()), // a later batch may succeed
                 }
             }
@@ -174,15 +173,16 @@ impl Batch {
     ) {
         let error = match result {
             Ok(_) if has_written || self.probe.is_some() => return health.succeeded(has_written),
-            // After a fatal error the process ends and logs the cause.
-            Ok(_) | Err(StoreError::Fatal(_)) => return,
+            Ok(_) => return,
+            // The process ends and logs the cause.
+            Err(error) if error.kind == Failure::Fatal => return,
             Err(error) => error,
         };
-        let cause = error.source().map(chain);
-        let cause = cause.as_deref();
+        let cause = chain(&*error.cause);
+        let cause = Some(cause.as_str());
         let reason = NotReady::Failed(AddError::from(error));
         // One damaged plant does not keep others from being added.
-        let is_damaged = matches!(error, StoreError::Damaged(_));
+        let is_damaged = error.kind == Failure::Damaged;
         if is_damaged || !health.failed(started, reason, cause) {
             tracing::warn!(%error, cause, "a batch failed");
         }

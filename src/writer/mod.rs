@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use crate::metrics::{Adds, Counter, Metrics};
 use crate::plant::{NewPlant, Plant};
-use crate::store::{Addition, Store, StoreError, TokenId};
+use crate::store::{Addition, Failure, Store, StoreError, TokenId};
 use crate::writer::batch::{Batch, InFlight};
 use crate::writer::queue::{Job, Queue, WakeUp, watch};
 use crate::writer::reply::ReplyDispatcher;
@@ -77,12 +77,12 @@ impl AddError {
 
 impl From<&StoreError> for AddError {
     fn from(error: &StoreError) -> Self {
-        match error {
-            StoreError::Busy(_) => Self::Busy,
-            StoreError::Unavailable(_) | StoreError::Unusable(_) => Self::Unavailable,
-            StoreError::Full(_) => Self::Full,
-            StoreError::Unknown(_) | StoreError::Fatal(_) => Self::Unknown,
-            StoreError::Damaged(_) => Self::Damaged,
+        match error.kind {
+            Failure::Busy => Self::Busy,
+            Failure::Unavailable | Failure::Unusable => Self::Unavailable,
+            Failure::Full => Self::Full,
+            Failure::Unknown | Failure::Fatal => Self::Unknown,
+            Failure::Damaged => Self::Damaged,
         }
     }
 }

@@ -83,8 +83,8 @@ const BREAKS: [Break; 7] = [
     Break {
         name: "replays-that-write-nothing",
         file: "src/store/postgres/batch.rs",
-        before: "session.client.query_prepared(ADD, &values)",
-        after: r#"session.client.query_prepared(if crate::is_broken("replays-that-write-nothing") {
+        before: "session.query_prepared(ADD, values)",
+        after: r#"session.query_prepared(if crate::is_broken("replays-that-write-nothing") {
             "WITH new AS (
                 SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by)
             ), added AS (
@@ -97,7 +97,7 @@ const BREAKS: [Break; 7] = [
             WHERE plants.name = new.name AND plants.tag IS NOT DISTINCT FROM new.tag"
         } else {
             ADD
-        }, &values)"#,
+        }, values)"#,
         suite: Suite::StandbyLosses,
         expected: "without a standby",
     },

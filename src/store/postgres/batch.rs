@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::timeout;
+use tokio_postgres::types::Type;
 
 use crate::plant::Plant;
-use crate::store::error::StoreError;
-use crate::store::postgres::Postgres;
-use crate::store::postgres::client::Param;
+use crate::store::error::{Failure, StoreError};
 use crate::store::postgres::rows::{self, encode};
+use crate::store::postgres::{Postgres, Values};
 use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
 /// A replay is a write too: its commit waits for the standby, as that of the first time should have. Sorted, so
@@ -127,10 +127,13 @@ impl Postgres {
             tags.push(plant.plant.tag.as_deref().map(encode));
             tokens.push(token.0);
         }
-        let rows = self.run(async |session| {
-            let values: [&dyn Param; 4] = [&ids, &names, &tags, &tokens];
-            session.client.query_prepared(ADD, &values).await
-        })?;
+        let values: &Values<'_> = &[
+            (&ids, Type::INT8_ARRAY),
+            (&names, Type::TEXT_ARRAY),
+            (&tags, Type::TEXT_ARRAY),
+            (&tokens, Type::INT8_ARRAY),
+        ];
+        let rows = self.run(async |session| session.query_prepared(ADD, values).await)?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
@@ -154,21 +157,24 @@ impl Postgres {
     /// The plants among these that are stored.
     fn existing(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
         let sql = "SELECT id, name, tag FROM plantstore.plants WHERE id = ANY($1)";
-        self.query(sql, &[&ids])?.iter().map(rows::plant).collect()
+        let rows = self.query(sql, &[(&ids, Type::INT8_ARRAY)])?;
+        rows.iter().map(rows::plant).collect()
     }
 
-    /// Plants are waiting for this to return, so it is skipped if it takes long: the next minute is stored again.
     fn update_last_used(&mut self, used: &[(TokenId, Timestamp)]) {
         let sql = "UPDATE plantstore.tokens SET last_used_at = $2
                    WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
+        for (token, used_at) in used {
+            self.execute_if_fast(sql, &[(&token.0, Type::INT8), (used_at, Type::TIMESTAMPTZ)]);
+        }
+    }
+
+    /// Plants are waiting for this to return, so it is skipped if it takes long: it will be run again some time.
+    fn execute_if_fast(&mut self, sql: &str, values: &Values<'_>) {
         self.block_on(async |client| {
-            for (token, used_at) in used {
-                let Some(session) = &client.session else {
-                    return;
-                };
-                let values: [&dyn Param; 2] = [&token.0, used_at];
-                let updated = session.client.execute(sql, &values);
-                if !matches!(timeout(OPTIONAL_TIMEOUT, updated).await, Ok(Ok(_))) {
+            if let Some(session) = &client.session {
+                let execute = session.client.execute_typed(sql, values);
+                if !matches!(timeout(OPTIONAL_TIMEOUT, execute).await, Ok(Ok(_))) {
                     client.session = None;
                 }
             }
@@ -188,8 +194,14 @@ impl Postgres {
         let sql = "INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
                    SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
                    ON CONFLICT (id) DO NOTHING";
-        self.execute(sql, &[&ids, &names, &tags, &times, &tokens])
-            .map(drop)
+        let values: &Values<'_> = &[
+            (&ids, Type::INT8_ARRAY),
+            (&names, Type::TEXT_ARRAY),
+            (&tags, Type::TEXT_ARRAY),
+            (&times, Type::TIMESTAMPTZ_ARRAY),
+            (&tokens, Type::INT8_ARRAY),
+        ];
+        self.execute(sql, values).map(drop)
     }
 
     /// Checks that the database accepts writes, with a write to the row of this node.
@@ -203,21 +215,13 @@ impl Postgres {
         self.client.timeout = timeout_before.min(PROBE_TIMEOUT);
         let reached = self.run(async |session| session.client.batch_execute("SELECT 1").await);
         self.client.timeout = timeout_before;
-        match reached {
-            // It wrote nothing.
-            Err(StoreError::Unknown(cause)) => return Err(StoreError::Unavailable(cause)),
-            reached => reached?,
-        }
-        let is_first = self.query_one(PROBE, &[&*NODE])?.get(0);
+        reached.map_err(|error| match error.kind {
+            Failure::Unknown => Failure::Unavailable.because(error.cause), // it wrote nothing
+            _ => error,
+        })?;
+        let is_first = self.query_one(PROBE, &[(&*NODE, Type::INT8)])?.get(0);
         if is_first {
-            self.block_on(async |client| {
-                if let Some(session) = &client.session {
-                    let deleted = session.client.execute(DELETE_OLD_NODES, &[]);
-                    if timeout(OPTIONAL_TIMEOUT, deleted).await.is_err() {
-                        client.session = None;
-                    }
-                }
-            });
+            self.execute_if_fast(DELETE_OLD_NODES, &[]);
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 //! guessed: if a response is lost, the same batch is run again.
 
 mod batch;
-mod client;
 mod query;
 mod retry;
 mod rows;
@@ -17,16 +16,15 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
-use tokio::time::timeout;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Error, Row};
 
 use crate::fs::failed_to;
 use crate::store::Mode;
 use crate::store::error::{OpenError, StoreError, chain};
-use crate::store::postgres::client::Param;
 use crate::store::postgres::retry::RetryingClient;
 use crate::store::postgres::schema::SchemaCheck;
-use crate::store::postgres::session::Session;
+use crate::store::postgres::session::{Session, unreachable};
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
@@ -43,61 +41,51 @@ pub struct Postgres {
     client: RetryingClient,
 }
 
+/// The values of a statement, with their SQL types.
+type Values<'a> = [(&'a (dyn ToSql + Sync), Type)];
+
 impl Postgres {
-    /// Several nodes may create the tables at once.
+    /// Connects to a server with safe settings, and verifies the tables or creates them. Several nodes may create them at once.
     pub(crate) fn open(url: &Url, mode: Mode) -> Result<Self, OpenError> {
         let (create, timeout) = match mode {
             Mode::Read | Mode::ReadBackup | Mode::Write => (false, COMMAND_TIMEOUT),
             Mode::Create | Mode::Import | Mode::FillBackup => (true, COMMAND_TIMEOUT),
             Mode::Serve { timeout } | Mode::ServeTokens { timeout } => (true, timeout),
         };
-        let mut store = Self::new(url, timeout, create)?;
-        match store.connect() {
-            Err(OpenError::Unreachable { source, .. })
-                if matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. }) =>
-            {
-                // The first probe logs this once, for all connections.
-                tracing::debug!(database = %url, cause = %chain(&*source), "the database cannot be reached yet");
-            }
-            connected => connected?,
-        }
-        Ok(store)
-    }
-
-    fn new(url: &Url, timeout: Duration, create: bool) -> Result<Self, OpenError> {
         let tls = url.roots_path.as_deref().map(|path| {
             let failed = failed_to("read certificates from", path);
             Tls::trusting(path).map_err(failed)
         });
-        let tls = tls.transpose()?;
+        let database = url.to_string();
         let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(failed_to(
-            "start a runtime for",
-            Path::new(&url.to_string()),
-        ))?;
-        Ok(Self {
+        let runtime = runtime.map_err(failed_to("start a runtime for", Path::new(&database)))?;
+        let mut store = Self {
             runtime: Some(runtime),
             client: RetryingClient {
                 url: url.clone(),
-                tls,
+                tls: tls.transpose()?.unwrap_or_default(),
                 timeout,
                 schema_check: SchemaCheck::First { create },
                 session: None,
             },
-        })
-    }
-
-    /// Connects for the first time: to a server with safe settings, and with our tables.
-    fn connect(&mut self) -> Result<(), OpenError> {
-        self.block_on(async |client| {
-            match timeout(client.timeout.max(OPEN_TIMEOUT), client.session()).await {
+        };
+        let connected = store.block_on(async |client| {
+            let connect = client.session();
+            match tokio::time::timeout(timeout.max(OPEN_TIMEOUT), connect).await {
                 Ok(session) => session.map(drop),
-                Err(elapsed) => Err(OpenError::Unreachable {
-                    database: client.url.to_string(),
-                    source: elapsed.into(),
-                }),
+                Err(elapsed) => Err(unreachable(&database, elapsed)),
             }
-        })
+        });
+        match connected {
+            Err(OpenError::Unreachable { source, .. })
+                if matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. }) =>
+            {
+                // The first probe logs this once, for all connections.
+                tracing::debug!(database, cause = %chain(&*source), "the database cannot be reached yet");
+            }
+            connected => connected?,
+        }
+        Ok(store)
     }
 
     /// True if there is no connection, or the server has closed it and that has arrived here.
@@ -124,17 +112,17 @@ impl Postgres {
         self.block_on(async |client| client.run(attempt).await)
     }
 
-    fn query(&mut self, sql: &str, values: &[&dyn Param]) -> Result<Vec<Row>, StoreError> {
-        self.run(async |session| session.client.query(sql, values).await)
+    fn query(&mut self, sql: &str, values: &Values<'_>) -> Result<Vec<Row>, StoreError> {
+        self.run(async |session| session.client.query_typed(sql, values).await)
     }
 
-    fn query_one(&mut self, sql: &str, values: &[&dyn Param]) -> Result<Row, StoreError> {
-        self.run(async |session| session.client.query_one(sql, values).await)
+    fn query_one(&mut self, sql: &str, values: &Values<'_>) -> Result<Row, StoreError> {
+        self.run(async |session| session.client.query_typed_one(sql, values).await)
     }
 
     /// Returns the number of rows.
-    fn execute(&mut self, sql: &str, values: &[&dyn Param]) -> Result<u64, StoreError> {
-        self.run(async |session| session.client.execute(sql, values).await)
+    fn execute(&mut self, sql: &str, values: &Values<'_>) -> Result<u64, StoreError> {
+        self.run(async |session| session.client.execute_typed(sql, values).await)
     }
 }
 

@@ -3,19 +3,18 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::ops::{ControlFlow, RangeInclusive};
-use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::TryStreamExt;
 use jiff::Timestamp;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Error, Row};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Error, Row};
 
-use crate::store::error::StoreError;
-use crate::store::postgres::Postgres;
-use crate::store::postgres::client::{Client, Param};
+use crate::store::error::{Failure, StoreError};
 use crate::store::postgres::rows::{PLANT_COLUMNS, decode, encode, plant_record};
+use crate::store::postgres::{Postgres, Values};
 use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount, TagFilter};
 use crate::store::types::{Checked, DamagedPlant, Finding, PlantPage, PlantRecord};
 
@@ -26,15 +25,12 @@ const FIND: &str = "
     SELECT added_at, id FROM (
       SELECT added_at, id FROM plantstore.plants
       WHERE added_at >= $1 AND (added_at, id) < ($2, $3::BIGINT)
-        AND ($5::TEXT IS NULL OR tag = $5) AND ($6::BIGINT = 0 OR tag IS NULL)
+        AND ($5::TEXT IS NULL OR tag = $5) AND (NOT $6 OR tag IS NULL)
         AND ($7::TEXT IS NULL OR strpos(replace(
               translate(name, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz'), $8, repeat(chr(26), 2)), $7) > 0)
       {fence}
     ) AS found
     ORDER BY added_at DESC, id DESC LIMIT $4::BIGINT";
-
-/// The plants that one statement of an export reads: some servers end statements that take long.
-const EXPORT_LEN: i64 = 10_000;
 
 /// The damaged plants that one statement of a check reads.
 const CHECK_LEN: u32 = 1000;
@@ -57,24 +53,8 @@ impl Postgres {
         Ok(count(&row, 0))
     }
 
-    /// The database limits the size of the page, so that nothing beyond it is sent.
     pub(crate) fn plants(&mut self, ids: &RangeInclusive<i64>) -> Result<PlantPage, StoreError> {
-        let sql = format!(
-            "SELECT {PLANT_COLUMNS} FROM (
-               SELECT candidates.*, sum(bytes) OVER (ORDER BY id) - bytes AS bytes_before FROM (
-                 SELECT {PLANT_COLUMNS}, octet_length(name) + coalesce(octet_length(tag), 0) AS bytes
-                 FROM plantstore.plants WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3
-               ) AS candidates
-             ) AS page
-             WHERE bytes_before < $4 ORDER BY id"
-        );
-        let limits = [PlantPage::LEN_MAX, PlantPage::BYTES_MAX].map(i64::from);
-        let values: [&dyn Param; 4] = [ids.start(), ids.end(), &limits[0], &limits[1]];
-        let mut page = PlantPage::default();
-        for row in self.query(&sql, &values)? {
-            page.push(plant_record(&row)?);
-        }
-        Ok(page)
+        page(&self.run(async |session| select_page(&session.client, ids).await)?)
     }
 
     pub(crate) fn get(
@@ -82,7 +62,7 @@ impl Postgres {
         ids: &[i64],
     ) -> Result<Vec<Result<PlantRecord, DamagedPlant>>, StoreError> {
         let sql = format!("SELECT {PLANT_COLUMNS} FROM plantstore.plants WHERE id = ANY($1)");
-        let rows = self.query(&sql, &[&ids])?;
+        let rows = self.query(&sql, &[(&ids, Type::INT8_ARRAY)])?;
         let plant = |row: &Row| {
             let id = row.get(0);
             (id, plant_record(row).map_err(|_| DamagedPlant { id }))
@@ -102,22 +82,30 @@ impl Postgres {
         let (before, before_id) = (before.microsecond, before.id).min((until, i64::MIN));
         let [since, before] = [since, before]
             .map(|time| Timestamp::from_microsecond(time).expect("clamped to valid times"));
-        let limit = i64::from(limit);
-        let (tag, untagged) = match &filter.tag {
-            Some(TagFilter::Equals(tag)) => (Some(encode(tag)), 0),
-            Some(TagFilter::Untagged) => (None, 1),
-            None => (None, 0),
+        let (tag, is_untagged) = match &filter.tag {
+            Some(TagFilter::Equals(tag)) => (Some(encode(tag)), false),
+            Some(TagFilter::Untagged) => (None, true),
+            None => (None, false),
         };
         let part = filter.name_contains.as_deref().map(encode_part);
         let (part, escape) = part.unzip();
-        let escape = escape.unwrap_or_default();
-        let values: [&dyn Param; 8] = [
-            &since, &before, &before_id, &limit, &tag, &untagged, &part, &escape,
+        let values: &Values<'_> = &[
+            (&since, Type::TIMESTAMPTZ),
+            (&before, Type::TIMESTAMPTZ),
+            (&before_id, Type::INT8),
+            (&i64::from(limit), Type::INT8),
+            (&tag, Type::TEXT),
+            (&is_untagged, Type::BOOL),
+            (&part, Type::TEXT),
+            (&escape.unwrap_or_default(), Type::TEXT),
         ];
         let fence = if filter.is_by_time() { "" } else { "OFFSET 0" };
         let sql = FIND.replace("{fence}", fence);
         self.run(async |session| {
-            let rows = session.client.query_raw(&sql, &values).await?;
+            let rows = session
+                .client
+                .query_typed_raw(&sql, values.iter().cloned())
+                .await?;
             let cursor = |row: Row| Cursor {
                 batch: 0,
                 microsecond: row.get::<_, Timestamp>(0).as_microsecond(),
@@ -138,17 +126,18 @@ impl Postgres {
         all.untagged = all.plants.saturating_sub(count(&row, 1));
         all.tokens = count(&row, 2);
         let mut tags = Vec::new();
-        for row in self.query(COUNTS_BY_TAG, &[&i64::from(TAGS_MAX)])? {
+        for row in self.query(COUNTS_BY_TAG, &[(&i64::from(TAGS_MAX), Type::INT8)])? {
             let tag = decode(row.get(0));
             let tag =
-                tag.ok_or_else(|| StoreError::Damaged("a tag is not what was stored".into()))?;
+                tag.ok_or_else(|| Failure::Damaged.because("a tag is not what was stored"))?;
             tags.push(TagCount {
                 tag: tag.into_owned(),
                 plants: count(&row, 1),
             });
         }
         all.set_tags(tags);
-        for row in self.query(COUNTS_BY_DAY, &[&all.first_day_start()])? {
+        let first_day = all.first_day_start();
+        for row in self.query(COUNTS_BY_DAY, &[(&first_day, Type::TIMESTAMPTZ)])? {
             all.count_day(row.get(0), count(&row, 1));
         }
         all.database_bytes = self.size()?;
@@ -161,13 +150,16 @@ impl Postgres {
             SqlState::UNDEFINED_FUNCTION,
             SqlState::FEATURE_NOT_SUPPORTED,
         ];
-        let size = self.run(
-            async |session| match session.client.query_one(SIZE, &[]).await {
-                Ok(row) => Ok(row.get::<_, Option<i64>>(0)),
-                Err(error) if error.code().is_some_and(|code| unknown.contains(code)) => Ok(None),
-                Err(error) => Err(error),
-            },
-        )?;
+        let size =
+            self.run(
+                async |session| match session.client.query_typed_one(SIZE, &[]).await {
+                    Ok(row) => Ok(row.get::<_, Option<i64>>(0)),
+                    Err(error) if error.code().is_some_and(|code| unknown.contains(code)) => {
+                        Ok(None)
+                    }
+                    Err(error) => Err(error),
+                },
+            )?;
         Ok(size.and_then(|size| u64::try_from(size).ok()))
     }
 
@@ -179,7 +171,7 @@ impl Postgres {
         self.block_on(async |client| {
             let timeout = client.timeout;
             let session = client.session().await;
-            let session = session.map_err(|error| StoreError::Unavailable(error.into()))?;
+            let session = session.map_err(|error| Failure::Unavailable.because(error))?;
             let exported = export(&session.client, timeout, visit).await;
             client.session = None; // ends the transaction
             exported
@@ -194,7 +186,14 @@ impl Postgres {
         let invalid_escape = "\u{1a}([^01]|$)";
         let mut next = Some(i64::MIN);
         while let Some(first) = next.take() {
-            let rows = self.query(sql, &[&invalid_escape, &first, &i64::from(CHECK_LEN)])?;
+            let rows = self.query(
+                sql,
+                &[
+                    (&invalid_escape, Type::TEXT),
+                    (&first, Type::INT8),
+                    (&i64::from(CHECK_LEN), Type::INT8),
+                ],
+            )?;
             if let Some(last) = rows.get(CHECK_LEN as usize - 1) {
                 next = last.get::<_, i64>(0).checked_add(1);
             }
@@ -222,29 +221,13 @@ async fn export(
 ) -> Result<(), StoreError> {
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
     within(time_limit, client.batch_execute(begin)).await?;
-    let sql = format!(
-        "SELECT {PLANT_COLUMNS} FROM plantstore.plants WHERE id >= $1 ORDER BY id LIMIT $2"
-    );
     let mut next = Some(i64::MIN);
     while let Some(first) = next {
-        let values: [&dyn Param; 2] = [&first, &EXPORT_LEN];
-        let rows = within(time_limit, client.query_raw(&sql, &values)).await?;
-        let mut rows = pin!(rows.fuse());
-        next = None;
-        loop {
-            let mut page = PlantPage::default();
-            while !page.is_full()
-                && let Some(row) = within(time_limit, rows.try_next()).await?
-            {
-                page.push(plant_record(&row)?);
-            }
-            if page.plants.is_empty() {
-                break;
-            }
-            next = page.next_id();
-            if visit(&page).is_break() {
-                return Ok(());
-            }
+        let ids = first..=i64::MAX;
+        let page = page(&within(time_limit, select_page(client, &ids)).await?)?;
+        next = page.next_id();
+        if visit(&page).is_break() {
+            break;
         }
     }
     Ok(())
@@ -255,9 +238,34 @@ async fn within<T>(
     statement: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, StoreError> {
     match timeout(time_limit, statement).await {
-        Ok(result) => result.map_err(|error| StoreError::Unknown(error.into())),
-        Err(elapsed) => Err(StoreError::Unknown(elapsed.into())),
+        Ok(result) => result.map_err(|error| Failure::Unknown.because(error)),
+        Err(elapsed) => Err(Failure::Unknown.because(elapsed)),
     }
+}
+
+/// The rows of a page. The database limits its size, so that nothing beyond it is sent.
+async fn select_page(client: &Client, ids: &RangeInclusive<i64>) -> Result<Vec<Row>, Error> {
+    let sql = format!(
+        "SELECT {PLANT_COLUMNS} FROM (
+           SELECT candidates.*, sum(bytes) OVER (ORDER BY id) - bytes AS bytes_before FROM (
+             SELECT {PLANT_COLUMNS}, octet_length(name) + coalesce(octet_length(tag), 0) AS bytes
+             FROM plantstore.plants WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT {}
+           ) AS candidates
+         ) AS page
+         WHERE bytes_before < {} ORDER BY id",
+        PlantPage::LEN_MAX,
+        PlantPage::BYTES_MAX
+    );
+    let values: &Values<'_> = &[(ids.start(), Type::INT8), (ids.end(), Type::INT8)];
+    client.query_typed(&sql, values).await
+}
+
+fn page(rows: &[Row]) -> Result<PlantPage, StoreError> {
+    let mut page = PlantPage::default();
+    for row in rows {
+        page.push(plant_record(row)?);
+    }
+    Ok(page)
 }
 
 fn count(row: &Row, column: usize) -> u64 {

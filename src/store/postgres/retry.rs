@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Error;
 
-use crate::store::error::{Cause, OpenError, StoreError, chain};
-use crate::store::postgres::schema::SchemaCheck;
-use crate::store::postgres::session::Session;
+use crate::store::error::{Failure, OpenError, StoreError, chain};
+use crate::store::postgres::schema::{self, SchemaCheck};
+use crate::store::postgres::session::{Session, unreachable};
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
@@ -16,17 +16,13 @@ use crate::store::postgres::url::Url;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The tables are verified again before a statement if the last check is older: they can be changed while a connection is open.
-const SCHEMA_CHECK_INTERVAL: Duration = Duration::from_secs(10);
-
 /// A server may accept a connection and never respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A database, and the connection to it while there is one.
 pub(super) struct RetryingClient {
     pub(super) url: Url,
-    /// None if the connection is not encrypted.
-    pub(super) tls: Option<Tls>,
+    pub(super) tls: Tls,
     /// The time limit of each operation, with all attempts.
     pub(super) timeout: Duration,
     /// How the next connection verifies the tables.
@@ -41,23 +37,15 @@ impl RetryingClient {
         let session = match self.session.take() {
             Some(mut session) if !session.client.is_closed() => {
                 session.check_again().await?;
-                if session.verified_at.elapsed() >= SCHEMA_CHECK_INTERVAL {
-                    session.verify(SchemaCheck::Repeated).await?;
-                }
                 session
             }
             _ => {
-                let connect = Session::connect(&self.url, self.tls.as_ref());
-                let mut session = match timeout(CONNECT_TIMEOUT, connect).await {
+                let connect = Session::connect(&self.url, &self.tls);
+                let session = match timeout(CONNECT_TIMEOUT, connect).await {
                     Ok(session) => session?,
-                    Err(elapsed) => {
-                        return Err(OpenError::Unreachable {
-                            database: self.url.to_string(),
-                            source: elapsed.into(),
-                        });
-                    }
+                    Err(elapsed) => return Err(unreachable(&self.url.to_string(), elapsed)),
                 };
-                session.verify(self.schema_check).await?;
+                schema::ensure(&session, self.schema_check).await?;
                 self.schema_check = SchemaCheck::Repeated;
                 session
             }
@@ -68,112 +56,75 @@ impl RetryingClient {
     /// Runs what can be run again without harm until it has succeeded, or has failed for good, or the time is over.
     pub(super) async fn run<T>(
         &mut self,
-        attempt: impl AsyncFn(&Session) -> Result<T, Error>,
+        statement: impl AsyncFn(&Session) -> Result<T, Error>,
     ) -> Result<T, StoreError> {
         let deadline = Instant::now() + self.timeout;
         let mut pause = PAUSE_MIN;
         let mut may_be_stored = false;
         loop {
-            let mut not_stored: fn(Cause) -> StoreError = StoreError::Unavailable;
-            let cause: Cause = match timeout_at(deadline, self.session()).await {
-                Err(elapsed) => elapsed.into(),
-                Ok(Err(OpenError::Unreachable { source, .. })) => source,
-                Ok(Err(rejected)) => {
-                    return Err(given_up(
-                        may_be_stored,
-                        StoreError::Unusable,
-                        rejected.into(),
-                    ));
-                }
-                Ok(Ok(session)) => {
-                    session.clear_warning();
-                    let result = timeout_at(deadline, attempt(session)).await;
-                    let warned = session.has_warned();
-                    match result {
-                        Ok(Ok(done)) if !warned => return Ok(done),
-                        Ok(Err(error)) => {
-                            match ErrorClass::of(&error) {
-                                ErrorClass::Temporary => not_stored = StoreError::Busy,
-                                ErrorClass::Standby => self.session = None,
-                                ErrorClass::Unknown => {
-                                    self.session = None;
-                                    may_be_stored = true;
-                                }
-                                ErrorClass::Full => {
-                                    let full = StoreError::Full;
-                                    return Err(given_up(may_be_stored, full, error.into()));
-                                }
-                                ErrorClass::Permanent => {
-                                    // It may be the prepared statement that is of no use any more.
-                                    self.session = None;
-                                    let unusable = StoreError::Unusable;
-                                    return Err(given_up(may_be_stored, unusable, error.into()));
-                                }
-                            }
-                            error.into()
-                        }
-                        Ok(Ok(_)) => {
-                            self.session = None;
-                            may_be_stored = true;
-                            "the database has sent a warning".into()
-                        }
-                        Err(elapsed) => {
-                            // Never a cancel request: it would turn a commit that waits for its standby into a success.
-                            self.session = None;
-                            may_be_stored = true;
-                            elapsed.into()
-                        }
-                    }
-                }
+            let mut error = match self.attempt(&statement, deadline).await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
             };
-            tracing::debug!(cause = %chain(&*cause), "retrying a database statement");
-            let jitter = pause.mul_f64(fraction());
-            if Instant::now() + jitter >= deadline {
-                return Err(given_up(may_be_stored, not_stored, cause));
+            may_be_stored |= error.kind == Failure::Unknown;
+            let is_final = matches!(error.kind, Failure::Full | Failure::Unusable);
+            // After an error that is final, it may be the prepared statement that is of no use any more.
+            if !matches!(error.kind, Failure::Busy | Failure::Full) {
+                self.session = None;
             }
+            let jitter = pause.mul_f64(fraction());
+            if is_final || Instant::now() + jitter >= deadline {
+                if may_be_stored {
+                    // An attempt whose response was lost may have stored what a later one did not.
+                    error.kind = Failure::Unknown;
+                }
+                return Err(error);
+            }
+            tracing::debug!(cause = %chain(&*error.cause), "retrying a database statement");
             sleep(jitter).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
-}
 
-/// What an error says about whether the statement was executed, and whether to run it again.
-enum ErrorClass {
-    /// Not executed; another attempt may succeed.
-    Temporary,
-    /// Not executed: this server has become a standby, so the next attempt needs a new connection.
-    Standby,
-    /// The statement may have been executed.
-    Unknown,
-    /// Not executed: the disk is full.
-    Full,
-    /// Not executed, and no attempt succeeds until the operator changes something.
-    Permanent,
-}
-
-impl ErrorClass {
-    fn of(error: &Error) -> Self {
-        let Some(code) = error.code() else {
-            return Self::Unknown; // the connection is lost, or the response is invalid
+    async fn attempt<T>(
+        &mut self,
+        statement: &impl AsyncFn(&Session) -> Result<T, Error>,
+        deadline: Instant,
+    ) -> Result<T, StoreError> {
+        let session = match timeout_at(deadline, self.session()).await {
+            Ok(Ok(session)) => session,
+            Ok(Err(OpenError::Unreachable { source, .. })) => {
+                return Err(Failure::Unavailable.because(source));
+            }
+            Ok(Err(rejected)) => return Err(Failure::Unusable.because(rejected)),
+            Err(elapsed) => return Err(Failure::Unavailable.because(elapsed)),
         };
-        match code.code() {
-            "25006" => Self::Standby,
-            "40003" => Self::Unknown,
-            "53100" => Self::Full,
-            code if code.starts_with("08") || code.starts_with("57P") => Self::Unknown,
-            // Serialization, deadlock, locks, a cancelled query, insufficient resources.
-            code if ["40", "53", "55", "57"].contains(&&code[..2]) => Self::Temporary,
-            _ => Self::Permanent,
+        session.clear_warning();
+        let result = timeout_at(deadline, statement(session)).await;
+        let warned = session.has_warned();
+        match result {
+            Ok(Ok(_)) if warned => Err(Failure::Unknown.because("the database has sent a warning")),
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(error)) => Err(classify(&error).because(error)),
+            // Never a cancel request: it would turn a commit that waits for its standby into a success.
+            Err(elapsed) => Err(Failure::Unknown.because(elapsed)),
         }
     }
 }
 
-/// An earlier attempt whose response was lost may have stored what a later one did not.
-fn given_up(may_be_stored: bool, not_stored: fn(Cause) -> StoreError, cause: Cause) -> StoreError {
-    if may_be_stored {
-        StoreError::Unknown(cause)
-    } else {
-        not_stored(cause)
+/// Whether the statement was executed, and whether to run it again: not if the store is full or unusable.
+fn classify(error: &Error) -> Failure {
+    let Some(code) = error.code() else {
+        return Failure::Unknown; // the connection is lost, or the response is invalid
+    };
+    match code.code() {
+        "25006" => Failure::Unavailable, // this server has become a standby
+        "40003" => Failure::Unknown,
+        "53100" => Failure::Full,
+        code if code.starts_with("08") || code.starts_with("57P") => Failure::Unknown,
+        // Serialization, deadlock, locks, a cancelled query, insufficient resources.
+        code if ["40", "53", "55", "57"].contains(&&code[..2]) => Failure::Busy,
+        _ => Failure::Unusable,
     }
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 
 use crate::plant::Plant;
-use crate::store::error::StoreError;
+use crate::store::error::{Failure, StoreError};
 use crate::store::types::{PlantRecord, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
@@ -28,7 +28,7 @@ pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
 pub(super) fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
     let decode = |stored| {
         let decoded = decode(stored).map(Cow::into_owned);
-        decoded.ok_or_else(|| StoreError::Damaged("a plant is not what was stored".into()))
+        decoded.ok_or_else(|| Failure::Damaged.because("a plant is not what was stored"))
     };
     let tag: Option<&str> = row.get(2);
     let plant = Plant {
@@ -39,7 +39,7 @@ pub(super) fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
 }
 
 pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
-    let damaged = || StoreError::Damaged("a token is not what was stored".into());
+    let damaged = || Failure::Damaged.because("a token is not what was stored");
     let digest: &[u8] = row.get("digest");
     let digest = digest.try_into().map_err(|_| damaged())?;
     let rate_limit: Option<i64> = row.get("rate_limit");

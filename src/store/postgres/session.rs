@@ -1,75 +1,112 @@
 //! A connection to a server whose settings are safe: writable, in UTF-8, and with every setting on that makes a commit durable.
 
-use std::future::poll_fn;
+use std::future::{Ready, poll_fn, ready};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OnceCell;
 use tokio_postgres::error::Severity;
-use tokio_postgres::{AsyncMessage, Connection, Error, NoTls, Socket};
+use tokio_postgres::tls::TlsConnect;
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, Socket, Statement};
 
-use crate::store::error::OpenError;
-use crate::store::postgres::client::Client;
+use crate::store::error::{Cause, OpenError};
+use crate::store::postgres::Values;
 use crate::store::postgres::schema::{self, SchemaCheck};
-use crate::store::postgres::tls::Tls;
+use crate::store::postgres::tls::{Encrypted, Stream, Tls};
 use crate::store::postgres::url::Url;
 
-/// The settings are checked again before a statement if the last check is older: some can be changed while a connection is open.
+/// Before a statement the settings, and the tables, are checked again if the last check is older: they can be changed while a
+/// connection is open.
 const SETTINGS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const SCHEMA_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A larger difference between the clocks is logged.
 const CLOCK_DIFFERENCE_MAX: SignedDuration = SignedDuration::from_secs(10);
 
+/// Values of settings that can lose acknowledged plants, in the order of the columns of `check_settings`.
+const UNSAFE: [(&str, &str, &str); 4] = [
+    (
+        "fsync",
+        "off",
+        "a power failure can lose acknowledged plants",
+    ),
+    ("full_page_writes", "off", "a power failure can tear pages"),
+    (
+        "data_sync_retry",
+        "on",
+        "a failed fsync can be followed by one that claims success",
+    ),
+    (
+        "synchronous_commit",
+        "off",
+        "a crash can lose acknowledged plants",
+    ),
+];
+
 pub(super) struct Session {
+    /// The URL without password, for error messages.
+    pub(super) database: String,
+    /// Only its `_typed` methods and `batch_execute` are used. They give a statement no name, so that a pooler that gives each
+    /// transaction another server connection (PgBouncer in transaction mode) can be used.
     pub(super) client: Client,
+    /// The statement of a batch; none if there may be a pooler.
+    prepared: Option<OnceCell<Statement>>,
     warned: Arc<AtomicBool>,
-    checked_at: Instant,
-    pub(super) verified_at: Instant,
+    settings_checked_at: Instant,
+    schema_checked_at: Instant,
 }
 
 impl Session {
     /// Connects to the first host that can be written to.
-    pub(super) async fn connect(url: &Url, tls: Option<&Tls>) -> Result<Self, OpenError> {
-        let warned = Arc::new(AtomicBool::new(false));
+    pub(super) async fn connect(url: &Url, tls: &Tls) -> Result<Self, OpenError> {
         let database = url.to_string();
-        let client = if let Some(tls) = tls {
-            let connected = url.config.connect(tls.clone()).await;
-            let (client, connection) = connected.map_err(classify_connect_error(&database))?;
-            tokio::spawn(drive(connection, Arc::clone(&warned)));
-            client
-        } else {
-            let connected = url.config.connect(NoTls).await;
-            let (client, connection) = connected.map_err(classify_connect_error(&database))?;
-            tokio::spawn(drive(connection, Arc::clone(&warned)));
-            client
-        };
-        let client = Client::new(client, database.clone()).await;
-        let client = client.map_err(classify_connect_error(&database))?;
-        check_settings(&client).await?;
-        Ok(Self {
+        let connected = url.config.connect(tls.clone()).await;
+        let (client, connection) = connected.map_err(classify_connect_error(&database))?;
+        let warned = Arc::new(AtomicBool::new(false));
+        tokio::spawn(drive(connection, Arc::clone(&warned)));
+        let is_direct = is_direct(&client).await;
+        let is_direct = is_direct.map_err(classify_connect_error(&database))?;
+        let session = Self {
+            database,
             client,
+            prepared: is_direct.then(OnceCell::new),
             warned,
-            checked_at: Instant::now(),
-            verified_at: Instant::now(),
-        })
+            settings_checked_at: Instant::now(),
+            schema_checked_at: Instant::now(),
+        };
+        session.check_settings().await?;
+        Ok(session)
     }
 
-    /// Checks or creates the tables. After an error the connection must not be used.
-    pub(super) async fn verify(&mut self, schema_check: SchemaCheck) -> Result<(), OpenError> {
-        schema::ensure(&self.client, schema_check).await?;
-        self.verified_at = Instant::now();
-        Ok(())
-    }
-
-    /// Checks the settings again from time to time. After an error the connection must not be used.
+    /// Checks settings and tables again from time to time. After an error the connection must not be used.
     pub(super) async fn check_again(&mut self) -> Result<(), OpenError> {
-        if self.checked_at.elapsed() >= SETTINGS_CHECK_INTERVAL {
-            check_settings(&self.client).await?;
-            self.checked_at = Instant::now();
+        if self.settings_checked_at.elapsed() >= SETTINGS_CHECK_INTERVAL {
+            self.check_settings().await?;
+            self.settings_checked_at = Instant::now();
+        }
+        if self.schema_checked_at.elapsed() >= SCHEMA_CHECK_INTERVAL {
+            schema::ensure(self, SchemaCheck::Repeated).await?;
+            self.schema_checked_at = Instant::now();
         }
         Ok(())
+    }
+
+    /// Runs the statement of a batch, which is prepared once on a direct connection.
+    pub(super) async fn query_prepared(
+        &self,
+        sql: &str,
+        values: &Values<'_>,
+    ) -> Result<Vec<Row>, Error> {
+        let Some(prepared) = &self.prepared else {
+            return self.client.query_typed(sql, values).await;
+        };
+        let prepare = || self.client.prepare(sql);
+        let statement = prepared.get_or_try_init(prepare).await?;
+        let values: Vec<_> = values.iter().map(|(value, _)| *value).collect();
+        self.client.query(statement, &values).await
     }
 
     pub(super) fn clear_warning(&self) {
@@ -80,49 +117,48 @@ impl Session {
     pub(super) fn has_warned(&self) -> bool {
         self.warned.load(Ordering::SeqCst)
     }
-}
 
-/// Rejects settings that can lose acknowledged plants, and compares the clocks. A setting that the engine does not have is safe.
-async fn check_settings(client: &Client) -> Result<(), OpenError> {
-    let sql = "SELECT current_setting('fsync', true), current_setting('full_page_writes', true),
-                      current_setting('data_sync_retry', true),
-                      current_setting('synchronous_commit', true),
-                      current_setting('synchronous_standby_names', true),
-                      current_setting('server_encoding', true),
-                      clock_timestamp()";
-    let asked_at = Timestamp::now();
-    let row = client.query_one(sql, &[]).await;
-    let row = row.map_err(classify_connect_error(&client.database))?;
-    compare_clocks(asked_at, row.get(6), Timestamp::now());
-    let setting = |index| row.get::<_, Option<&str>>(index);
-    let standbys = setting(4).is_some_and(|names| !names.is_empty());
-    let problem = if setting(0) == Some("off") {
-        "fsync is off: a power failure can lose acknowledged plants".to_owned()
-    } else if setting(1) == Some("off") {
-        "full_page_writes is off: a power failure can tear pages".to_owned()
-    } else if setting(2) == Some("on") {
-        "data_sync_retry is on: a failed fsync can be followed by one that claims success"
-            .to_owned()
-    } else if setting(3) == Some("off") {
-        "synchronous_commit is off: a crash can lose acknowledged plants".to_owned()
-    } else if standbys
-        && let Some(level) = setting(3)
-        && !["on", "remote_apply"].contains(&level)
-    {
-        // With remote_write the standby has passed it to its kernel, which a power failure there loses.
-        format!(
-            "synchronous_commit is {level} though there are synchronous standbys: \
-             a failover can lose acknowledged plants; set it to on"
-        )
-    } else if setting(5).is_some_and(|encoding| encoding != "UTF8") {
-        "server_encoding is not UTF8: not every name could be stored".to_owned()
-    } else {
-        return Ok(());
-    };
-    Err(OpenError::Unsafe {
-        database: client.database.clone(),
-        problem,
-    })
+    pub(super) fn must_not_be_used(&self, problem: String) -> OpenError {
+        let database = self.database.clone();
+        OpenError::Unsafe { database, problem }
+    }
+
+    /// Rejects settings that can lose acknowledged plants, and compares the clocks. A setting that the engine does not have is safe.
+    async fn check_settings(&self) -> Result<(), OpenError> {
+        let sql =
+            "SELECT current_setting('fsync', true), current_setting('full_page_writes', true),
+                    current_setting('data_sync_retry', true),
+                    current_setting('synchronous_commit', true),
+                    current_setting('synchronous_standby_names', true),
+                    current_setting('server_encoding', true),
+                    clock_timestamp()";
+        let asked_at = Timestamp::now();
+        let row = self.client.query_typed_one(sql, &[]).await;
+        let row = row.map_err(classify_connect_error(&self.database))?;
+        compare_clocks(asked_at, row.get(6), Timestamp::now());
+        let setting = |column: usize| row.get::<_, Option<&str>>(column);
+        for (column, (name, value, consequence)) in UNSAFE.iter().enumerate() {
+            if setting(column) == Some(value) {
+                return Err(self.must_not_be_used(format!("{name} is {value}: {consequence}")));
+            }
+        }
+        let has_standbys = setting(4).is_some_and(|names| !names.is_empty());
+        if has_standbys
+            && let Some(level) = setting(3)
+            && !["on", "remote_apply"].contains(&level)
+        {
+            // With remote_write the standby has passed it to its kernel, which a power failure there loses.
+            return Err(self.must_not_be_used(format!(
+                "synchronous_commit is {level} though there are synchronous standbys: \
+                 a failover can lose acknowledged plants; set it to on"
+            )));
+        }
+        if setting(5).is_some_and(|encoding| encoding != "UTF8") {
+            let problem = "server_encoding is not UTF8: not every name could be stored";
+            return Err(self.must_not_be_used(problem.to_owned()));
+        }
+        Ok(())
+    }
 }
 
 /// Logs when the clock of this machine and that of the database begin to differ, and when they agree again: once for all
@@ -131,18 +167,16 @@ fn compare_clocks(asked_at: Timestamp, database: Timestamp, answered_at: Timesta
     static DIFFER: AtomicBool = AtomicBool::new(false);
     let ahead = asked_at.duration_since(database);
     let behind = database.duration_since(answered_at);
-    let differ = ahead.max(behind) > CLOCK_DIFFERENCE_MAX;
+    let difference = ahead.max(behind);
+    let differ = difference > CLOCK_DIFFERENCE_MAX;
     if DIFFER.swap(differ, Ordering::Relaxed) == differ {
         return;
     }
     if differ {
-        let (seconds, direction) = if ahead > behind {
-            (ahead.as_secs(), "ahead of")
-        } else {
-            (behind.as_secs(), "behind")
-        };
+        let direction = if ahead > behind { "ahead of" } else { "behind" };
         tracing::warn!(
-            "the clock of this machine is {seconds} s {direction} the clock of the database; plants are dated by the database"
+            "the clock of this machine is {} s {direction} the clock of the database; plants are dated by the database",
+            difference.as_secs()
         );
     } else {
         tracing::info!("the clock of this machine agrees with that of the database again");
@@ -150,10 +184,10 @@ fn compare_clocks(asked_at: Timestamp, database: Timestamp, answered_at: Timesta
 }
 
 /// Runs the connection for as long as there is a client, and records warnings.
-async fn drive<T>(mut connection: Connection<Socket, T>, warned: Arc<AtomicBool>)
-where
-    T: AsyncRead + AsyncWrite + Unpin,
-{
+async fn drive(
+    mut connection: Connection<Socket, Stream<Encrypted<Socket>>>,
+    warned: Arc<AtomicBool>,
+) {
     while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
         match message {
             Ok(AsyncMessage::Notice(notice)) => {
@@ -171,24 +205,66 @@ where
     }
 }
 
+/// False if there is a pooler: the process id that it announces when the connection is made differs from `pg_backend_pid()`. Also
+/// false for an engine that has no such function.
+async fn is_direct(client: &Client) -> Result<bool, Error> {
+    match client.query_typed_one("SELECT pg_backend_pid()", &[]).await {
+        Ok(row) => Ok(announced_pid(client)
+            .await
+            .is_some_and(|pid| pid == row.get::<_, i32>(0))),
+        Err(error) if error.code().is_some() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The driver exposes the announced process id only in a cancel request, which is therefore written to memory; nothing is sent.
+async fn announced_pid(client: &Client) -> Option<i32> {
+    let mut request = Vec::new();
+    // Reading returns the byte with which a server accepts TLS.
+    let stream = tokio::io::join(tokio::io::repeat(b'S'), &mut request);
+    let cancel_token = client.cancel_token();
+    let written = cancel_token.cancel_query_raw(stream, NoHandshake).await;
+    // Length, code, process id, key: 4 bytes each, after a request for TLS if the connection is encrypted.
+    let pid = request.len().checked_sub(8)?..request.len() - 4;
+    written.ok()?;
+    Some(i32::from_be_bytes(request[pid].try_into().ok()?))
+}
+
+/// Passes the stream through unchanged in place of a TLS handshake.
+struct NoHandshake;
+
+impl<S> TlsConnect<S> for NoHandshake
+where
+    Stream<S>: tokio_postgres::tls::TlsStream + Unpin,
+{
+    type Stream = Stream<S>;
+    type Error = io::Error;
+    type Future = Ready<io::Result<Stream<S>>>;
+
+    fn connect(self, stream: S) -> Self::Future {
+        ready(Ok(Stream(stream)))
+    }
+}
+
 /// Tells a server that rejects the connection from one that cannot be reached. An error without a code means that the server did not
 /// respond.
 pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> OpenError {
-    |source| {
-        let database = database.to_owned();
-        // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
-        // others are temporary, such as 57P03 (the server is starting) and 53300 (too many connections).
-        match source.code().map(|code| &code.code()[..2]) {
-            Some("28" | "3D" | "42") => OpenError::caused_by(
-                source,
-                format!(
-                    "the database {database} rejects the connection; check the user, the password and the name in --store"
-                ),
+    // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
+    // others are temporary, such as 57P03 (the server is starting) and 53300 (too many connections).
+    move |source| match source.code().map(|code| &code.code()[..2]) {
+        Some("28" | "3D" | "42") => OpenError::caused_by(
+            source,
+            format!(
+                "the database {database} rejects the connection; check the user, the password and the name in --store"
             ),
-            _ => OpenError::Unreachable {
-                database,
-                source: source.into(),
-            },
-        }
+        ),
+        _ => unreachable(database, source),
+    }
+}
+
+pub(super) fn unreachable(database: &str, source: impl Into<Cause>) -> OpenError {
+    OpenError::Unreachable {
+        database: database.to_owned(),
+        source: source.into(),
     }
 }

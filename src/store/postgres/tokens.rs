@@ -1,6 +1,7 @@
 //! Tokens in PostgreSQL. Each statement can be run again if its response was lost.
 
 use jiff::Timestamp;
+use tokio_postgres::types::Type;
 
 use crate::store::error::StoreError;
 use crate::store::postgres::Postgres;
@@ -25,12 +26,12 @@ impl Postgres {
         let created = self.execute(
             sql,
             &[
-                &id,
-                &token.name,
-                &digest,
-                &rate_limit,
-                &now,
-                &token.expires_at,
+                (&id, Type::INT8),
+                (&token.name, Type::TEXT),
+                (&digest, Type::BYTEA),
+                (&rate_limit, Type::INT8),
+                (&now, Type::TIMESTAMPTZ),
+                (&token.expires_at, Type::TIMESTAMPTZ),
             ],
         )?;
         Ok(created == 1)
@@ -39,7 +40,7 @@ impl Postgres {
     pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
         let now = Timestamp::now();
         let sql = "UPDATE plantstore.tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING revoked_at";
-        let rows = self.query(sql, &[&name, &now])?;
+        let rows = self.query(sql, &[(&name, Type::TEXT), (&now, Type::TIMESTAMPTZ)])?;
         let revoked_at = rows.first().map(|row| row.get::<_, Timestamp>(0));
         Ok(revoked_at.map(|time| time.as_microsecond() == now.as_microsecond()))
     }
@@ -59,7 +60,10 @@ impl Postgres {
         digest: &TokenDigest,
     ) -> Result<Option<TokenRecord>, StoreError> {
         let digest: &[u8] = digest.as_bytes();
-        let rows = self.query(&format!("{SELECT} WHERE digest = $1"), &[&digest])?;
+        let rows = self.query(
+            &format!("{SELECT} WHERE digest = $1"),
+            &[(&digest, Type::BYTEA)],
+        )?;
         rows.first().map(rows::token_record).transpose()
     }
 
@@ -79,17 +83,24 @@ impl Postgres {
             self.execute(
                 insert,
                 &[
-                    &token.id.0,
-                    &&*token.name,
-                    &digest,
-                    &rate_limit,
-                    &token.created_at,
-                    &token.expires_at,
-                    &token.revoked_at,
-                    &token.last_used_at,
+                    (&token.id.0, Type::INT8),
+                    (&&*token.name, Type::TEXT),
+                    (&digest, Type::BYTEA),
+                    (&rate_limit, Type::INT8),
+                    (&token.created_at, Type::TIMESTAMPTZ),
+                    (&token.expires_at, Type::TIMESTAMPTZ),
+                    (&token.revoked_at, Type::TIMESTAMPTZ),
+                    (&token.last_used_at, Type::TIMESTAMPTZ),
                 ],
             )?;
-            self.execute(update, &[&digest, &token.revoked_at, &token.last_used_at])?;
+            self.execute(
+                update,
+                &[
+                    (&digest, Type::BYTEA),
+                    (&token.revoked_at, Type::TIMESTAMPTZ),
+                    (&token.last_used_at, Type::TIMESTAMPTZ),
+                ],
+            )?;
         }
         Ok(())
     }

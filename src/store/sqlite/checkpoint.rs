@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use crate::store::error::StoreError;
+use crate::store::error::{Failure, StoreError};
 use crate::store::sqlite::connection;
 
 /// A checkpoint is due whenever the WAL has grown by this many frames of 4 KiB.
@@ -60,7 +60,7 @@ impl Checkpointer {
                 let checkpoint = || {
                     passive(&connection)?;
                     let synced = database.sync_data();
-                    synced.map_err(|error| StoreError::Fatal(error.into()))
+                    synced.map_err(|error| Failure::Fatal.because(error))
                 };
                 while let Ok(()) = requested.recv()
                     && done.send(checkpoint()).is_ok()
@@ -177,7 +177,7 @@ pub(super) fn reset(connection: &Connection) -> Result<bool, StoreError> {
     let is_reset = checkpoint(connection, "TRUNCATE");
     connection.busy_timeout(connection::BUSY_TIMEOUT)?;
     match is_reset {
-        Err(StoreError::Busy(_)) => Ok(false),
+        Err(error) if error.kind == Failure::Busy => Ok(false),
         other => other,
     }
 }
@@ -185,14 +185,17 @@ pub(super) fn reset(connection: &Connection) -> Result<bool, StoreError> {
 /// Writes back as many frames as possible. If a reader or a full disk prevents some, a later checkpoint writes them.
 pub(super) fn passive(connection: &Connection) -> Result<(), StoreError> {
     match checkpoint(connection, "PASSIVE") {
-        Ok(_) | Err(StoreError::Full(_) | StoreError::Busy(_) | StoreError::Unusable(_)) => Ok(()),
-        Err(failed) => Err(failed),
+        Err(error) if matches!(error.kind, Failure::Damaged | Failure::Fatal) => Err(error),
+        _ => Ok(()),
     }
 }
 
 fn checkpoint(connection: &Connection, mode: &str) -> Result<bool, StoreError> {
     let done = connection::checkpoint(connection, mode).map_err(StoreError::from);
-    if let Err(StoreError::Fatal(_)) = &done {
+    if done
+        .as_ref()
+        .is_err_and(|error| error.kind == Failure::Fatal)
+    {
         // After a failed fsync another one may claim success, so closing must not run a checkpoint.
         connection::run_checkpoint_on_close(connection, false)?;
     }

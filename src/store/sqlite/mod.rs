@@ -29,7 +29,7 @@ pub(super) use open::{accept_loss, file_sizes, is_backup, schema_version};
 use crate::fs::failed_to;
 use crate::plant::NewPlant;
 use crate::store::Mode;
-use crate::store::error::{OpenError, StoreError, chain};
+use crate::store::error::{Failure, OpenError, StoreError, chain};
 use crate::store::sqlite::checkpoint::Checkpointer;
 use crate::store::sqlite::clock::Clock;
 use crate::store::sqlite::connection::unusable;
@@ -267,27 +267,27 @@ impl Sqlite {
         }
         checked.map_err(|problem| {
             let rescued = file_identity::rescue(&mut self.connection, files, &problem);
-            StoreError::Fatal(format!("{problem}; {rescued}").into())
+            Failure::Fatal.because(format!("{problem}; {rescued}"))
         })
     }
 
     /// If SQLite has failed because of what happened to the files, the error says that.
     fn note_failure(&mut self, error: StoreError) -> StoreError {
-        let StoreError::Fatal(cause) = error else {
+        if error.kind != Failure::Fatal {
             return error;
-        };
+        }
         self.has_failed = true;
         let wal_frames = self.wal_frames.load(Ordering::Relaxed);
         let problem = match &mut self.files {
-            Some(files) if cause.is::<rusqlite::Error>() => {
+            Some(files) if error.cause.is::<rusqlite::Error>() => {
                 files.check(&self.connection, wal_frames).err()
             }
             _ => None,
         };
-        StoreError::Fatal(match problem {
-            Some(problem) => format!("{problem}: {}", chain(cause.as_ref())).into(),
-            None => cause,
-        })
+        match problem {
+            Some(problem) => Failure::Fatal.because(format!("{problem}: {}", chain(&*error.cause))),
+            None => error,
+        }
     }
 
     pub(crate) fn limit_wal(&mut self, bytes_max: u64) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rusqlite::{Error, OptionalExtension, Row, params};
 
-use crate::store::error::StoreError;
+use crate::store::error::{Failure, StoreError};
 use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount};
 use crate::store::sqlite::Sqlite;
 use crate::store::sqlite::open::file_sizes;
@@ -80,7 +80,7 @@ impl Sqlite {
             if cursors.first().is_some_and(|first| *first >= before)
                 || !cursors.is_sorted_by(|a, b| a > b)
             {
-                return Err(StoreError::Damaged("the index is not in order".into()));
+                return Err(Failure::Damaged.because("the index is not in order"));
             }
             return Ok(cursors);
         }

@@ -9,7 +9,7 @@ use rusqlite::Connection;
 
 use crate::fs::with_suffix;
 use crate::sqlite_format::{PAGE_LEN, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN};
-use crate::store::error::{StoreError, WalFull};
+use crate::store::error::{Failure, StoreError, WalFull};
 
 /// The limit unless `Store::limit_wal` sets another.
 const BYTES_MAX: u64 = 1 << 30;
@@ -92,10 +92,10 @@ impl WalLimit {
             self.log_use(frames.unsigned_abs().into(), &held_by);
         }
         match used {
-            Use::All => Err(StoreError::Full(Box::new(WalFull {
+            Use::All => Err(Failure::Full.because(WalFull {
                 bytes_max: self.bytes_max,
                 held_by,
-            }))),
+            })),
             Use::Little | Use::Half => Ok(false),
         }
     }

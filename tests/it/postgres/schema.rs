@@ -77,7 +77,7 @@ fn an_unknown_table_in_our_schema_is_rejected_and_not_changed() {
     let cases = [
         (
             "DROP SCHEMA plantstore CASCADE; CREATE SCHEMA plantstore; CREATE TABLE plantstore.plants (power REAL)",
-            "plantstore.plants is not what this plantstore creates (it has no column id)",
+            "plantstore.plants is not what this plantstore creates (it has no column added_at, it has no column added_by, it has no column id,",
         ),
         (
             "DROP SCHEMA plantstore CASCADE; CREATE SCHEMA plantstore; CREATE TABLE plantstore.turbines (power REAL)",
