@@ -4,6 +4,7 @@
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -105,15 +106,9 @@ impl Import {
         let reading = thread::spawn(move || read(reader, token, len_max, strict, &sender));
 
         let progress = ProgressBar::new("importing", bytes, Unit::Bytes);
-        let stored = self.store_all(&batches, &mut sink, rejects_file.as_ref(), &progress);
+        let counts = self.store_all(&batches, &mut sink, rejects_file.as_ref(), &progress)?;
         drop(progress);
-        let counts = match stored {
-            Ok(counts) => counts,
-            Err(error) => {
-                leave_open(sink);
-                return Err(error);
-            }
-        };
+        drop(ManuallyDrop::into_inner(sink));
         let (dry_run, verb) = if self.dry_run {
             ("dry run: ", "would be rejected")
         } else {
@@ -211,37 +206,27 @@ impl Import {
         }
     }
 
-    fn sink(&self) -> anyhow::Result<Sink> {
+    /// After an error the store is not closed: closing would sync again, and after a failed fsync that may report success.
+    fn sink(&self) -> anyhow::Result<ManuallyDrop<Sink>> {
         let location = &self.store.location;
         let dry_run = (self.dry_run || self.strict).then(DryRun::new).transpose();
-        let mut sink = Sink {
+        let mut sink = ManuallyDrop::new(Sink {
             store: None,
             token: None,
             dry_run: dry_run.context("cannot create a temporary file")?,
-        };
+        });
         if self.dry_run {
             sink.store = match Store::open(location, Mode::Read) {
                 Err(OpenError::Missing(_) | OpenError::NotMigrated { .. }) => None,
                 opened => Some(opened?),
             };
-            return Ok(sink);
-        }
-        let store = sink.store.insert(open_or_create(location, Mode::Import)?);
-        store.limit_wal(self.wal.max_wal_bytes);
-        match token_named(store, &self.token) {
-            Ok(token) => sink.token = Some(token),
-            Err(error) => {
-                leave_open(sink);
-                return Err(error);
-            }
+        } else {
+            let store = sink.store.insert(open_or_create(location, Mode::Import)?);
+            store.limit_wal(self.wal.max_wal_bytes);
+            sink.token = Some(token_named(store, &self.token)?);
         }
         Ok(sink)
     }
-}
-
-/// Leaves a store open until the process ends: closing would sync again, and after a failed fsync that may report success.
-fn leave_open(sink: Sink) {
-    std::mem::forget(sink);
 }
 
 /// Opens the input. Returns its size too, if that is known.
@@ -291,11 +276,11 @@ fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
     };
     let created = store.merge_tokens(&with_target_ids(&[token], &tokens));
     // Another process may have created one at the same time.
-    if let Some(id) = find(&store.tokens()?) {
-        return Ok(id);
+    let found = find(&store.tokens()?);
+    if found.is_none() {
+        created?;
     }
-    created?;
-    bail!("cannot create the token {name}; run the command again");
+    found.with_context(|| format!("cannot create the token {name}; run the command again"))
 }
 
 /// Where the plants go.
@@ -368,8 +353,9 @@ fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outc
         if start.elapsed() > timeout {
             return Err(error);
         }
-        if !std::mem::replace(&mut is_waiting, true) {
-            write_stderr(format!("waiting: {}\n", error.cause));
+        if !mem::replace(&mut is_waiting, true) {
+            write_stderr(format!("waiting: {}
+", error.cause));
         }
         thread::sleep(RETRY_PAUSE);
     }
@@ -410,20 +396,20 @@ fn read(
             .map(|plant| additions.push(Addition { plant, token }));
         let is_last = is_strict && plant.is_err();
         batch.rows.push((entry.text, plant.err()));
-        batch.bytes_read = reader.bytes_read();
+        batch.bytes_read = reader.bytes_read;
         if is_last {
             break Ok(());
         }
         if batch.rows.len() >= len_max || batch.bytes_read - bytes_before >= BATCH_BYTES {
             bytes_before = batch.bytes_read;
-            batch.header = reader.header().to_vec();
-            if batches.send(std::mem::take(&mut batch)).is_err() {
+            batch.header = reader.header.clone();
+            if batches.send(mem::take(&mut batch)).is_err() {
                 return Ok(());
             }
         }
     };
-    batch.header = reader.header().to_vec();
-    batch.bytes_read = reader.bytes_read();
+    batch.header = reader.header.clone();
+    batch.bytes_read = reader.bytes_read;
     let _ = batches.send(batch);
     ended
 }
@@ -496,10 +482,10 @@ impl<'a> Rejects<'a> {
 
     /// Writes a row, or a part of it.
     fn write(&mut self, header: &[u8], text: &Text, rejection: &Rejection) -> io::Result<()> {
-        if !std::mem::replace(&mut self.has_header, true) {
+        if !mem::replace(&mut self.has_header, true) {
             self.file.write_all(header)?;
         }
-        if !std::mem::replace(&mut self.is_within_row, !text.is_end) {
+        if !mem::replace(&mut self.is_within_row, !text.is_end) {
             writeln!(self.file, "{COMMENT}{}: {}", text.lines, rejection.problem)?;
         }
         self.file.write_all(&text.raw)?;

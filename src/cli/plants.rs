@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use clap::Args;
+use console::measure_text_width;
 use indicatif::{HumanBytes, HumanCount};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
@@ -14,7 +15,7 @@ use serde::Serialize;
 
 use crate::cli::terminal::{
     PROBLEMS_SHOWN_MAX, ProgressBar, Table, Unit, count, cut, fields, json_line, print, printable,
-    table, terminal_columns, width,
+    table, terminal_columns,
 };
 use crate::config::{StoreSettings, duration};
 use crate::logging::write_stderr;
@@ -191,7 +192,7 @@ fn widths(rows: &[[String; 5]]) -> [usize; 5] {
         return [usize::MAX; 5];
     };
     let [id, _, tag, time, by] = std::array::from_fn(|column| {
-        let cells = rows.iter().map(|row| width(&row[column]));
+        let cells = rows.iter().map(|row| measure_text_width(&row[column]));
         cells.max().unwrap_or(0)
     });
     let left = columns.saturating_sub(id + time + 4 * 2);

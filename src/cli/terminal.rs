@@ -1,17 +1,16 @@
 //! Standard output, tables, progress bars, and the escaping of text that is shown on a terminal.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use anyhow::Context;
+use console::{Alignment, Term, measure_text_width, pad_str, truncate_str};
 use indicatif::ProgressStyle;
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::termios::tcgetwinsize;
 use serde::Serialize;
-use unicode_width::UnicodeWidthStr;
 
 use crate::logging::is_unprintable;
 
@@ -59,11 +58,8 @@ pub(super) fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// None if standard output is not a terminal.
 pub(super) fn terminal_columns() -> Option<usize> {
-    let stdout = io::stdout();
-    stdout.is_terminal().then(|| match tcgetwinsize(&stdout) {
-        Ok(size) if size.ws_col > 0 => size.ws_col.into(),
-        _ => 80,
-    })
+    let stdout = Term::stdout();
+    stdout.is_term().then(|| stdout.size().1.into())
 }
 
 /// A number with its noun, such as `1 plant` or `2 plants`.
@@ -112,12 +108,14 @@ impl<const N: usize> Table<N> {
         for row in &mut rows {
             for (column, cell) in row.iter_mut().enumerate() {
                 *cell = cut(cell, self.widths_max[column]);
-                self.widths[column] = width(cell).min(PADDED_MAX).max(self.widths[column]);
+                self.widths[column] = measure_text_width(cell)
+                    .min(PADDED_MAX)
+                    .max(self.widths[column]);
             }
         }
         let line = |row: [String; N]| {
             let cells = row.iter().zip(self.widths);
-            let cells = cells.map(|(cell, width)| padded(cell, width));
+            let cells = cells.map(|(cell, width)| pad_str(cell, width, Alignment::Left, None));
             let line = cells.collect::<Vec<_>>().join("  ");
             format!("{}\n", line.trim_end())
         };
@@ -208,28 +206,12 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// The number of terminal columns that a text takes.
-pub(super) fn width(text: &str) -> usize {
-    text.width()
-}
-
 /// Cuts a text that is wider than this.
 pub(super) fn cut(text: &str, columns: usize) -> String {
     // A text with more characters than this is wider, or has more combining characters than anyone reads.
     let near = text.char_indices().nth(columns.saturating_mul(4));
     let near = near.map_or(text, |(end, _)| &text[..end]);
-    if near.len() == text.len() && width(text) <= columns {
-        return text.to_owned();
-    }
-    let ends = near.char_indices().map(|(end, _)| end);
-    let fits = |end: &usize| width(&near[..*end]) < columns;
-    let end = ends.take_while(fits).last().unwrap_or_default();
-    format!("{}…", &near[..end])
-}
-
-fn padded(text: &str, columns: usize) -> String {
-    let spaces = columns.saturating_sub(width(text));
-    format!("{text}{:spaces$}", "")
+    truncate_str(near, columns, "…").into_owned()
 }
 
 #[cfg(test)]
@@ -270,15 +252,15 @@ mod tests {
             ("シダシダ", 7, "シダシ…"),
             ("シダシダ", 6, "シダ…"),
             ("e\u{301}e\u{301}e\u{301}", 3, "e\u{301}e\u{301}e\u{301}"),
-            ("e\u{301}e\u{301}e\u{301}", 2, "e\u{301}…"),
+            ("e\u{301}e\u{301}e\u{301}", 2, "e…"),
         ] {
             let cut = cut(text, columns);
             assert_eq!(cut, expected);
-            assert!(width(&cut) <= columns);
+            assert!(measure_text_width(&cut) <= columns);
         }
         let marks = "\u{301}".repeat(1_000_000);
         assert!(cut(&marks, 10).chars().count() <= 41);
-        assert!(width(&cut(&"x".repeat(1_000_000), 10)) == 10);
+        assert!(measure_text_width(&cut(&"x".repeat(1_000_000), 10)) == 10);
     }
 
     #[test]
@@ -289,8 +271,9 @@ mod tests {
 
     #[test]
     fn wide_characters_are_padded_by_columns() {
-        assert_eq!(padded("シダ", 6), "シダ  ");
-        assert_eq!(padded("fern", 6), "fern  ");
-        assert_eq!(padded("fern", 2), "fern");
+        let row = |cells: [&str; 2]| cells.map(str::to_owned);
+        let rows = vec![row(["シダ", "x"]), row(["fern", "x"]), row(["a", "x"])];
+        let mut table = Table::new([usize::MAX; 2]);
+        assert_eq!(table.rows(rows), "シダ  x\nfern  x\na     x\n");
     }
 }

@@ -142,9 +142,10 @@ pub(crate) struct Reader<R> {
     decoder: Box<dyn Decoder + Send>,
     bytes_max: usize,
     keeps_text: bool,
-    bytes_read: u64,
+    pub(crate) bytes_read: u64,
     lines_read: u64,
-    header: Vec<u8>,
+    /// The text of the CSV header, if it has been read and text is kept.
+    pub(crate) header: Vec<u8>,
     /// The lines and bytes of the current row that have been read.
     row_lines: Lines,
     row_bytes: usize,
@@ -173,15 +174,6 @@ impl<R: BufRead> Reader<R> {
             is_within_row: false,
             line: Vec::new(),
         }
-    }
-
-    /// The text of the CSV header, if it has been read and text is kept.
-    pub(crate) fn header(&self) -> &[u8] {
-        &self.header
-    }
-
-    pub(crate) fn bytes_read(&self) -> u64 {
-        self.bytes_read
     }
 
     /// The next plant or rejection. An error concerns the whole input.

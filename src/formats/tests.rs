@@ -11,7 +11,7 @@ fn entries(format: Format, text: &[u8]) -> Vec<Entry> {
     while let Some(entry) = reader.next_entry().expect("readable") {
         entries.push(entry);
     }
-    assert_eq!(reader.bytes_read(), text.len() as u64);
+    assert_eq!(reader.bytes_read, text.len() as u64);
     entries
 }
 
@@ -324,7 +324,7 @@ fn texts(format: Format, text: &str) -> String {
     let mut all = Vec::new();
     while let Some(entry) = reader.next_entry().expect("readable") {
         if all.is_empty() {
-            all.extend_from_slice(reader.header());
+            all.extend_from_slice(&reader.header);
         }
         assert!(entry.text.raw.len() <= 300, "{}", entry.text.raw.len());
         all.extend(entry.text.raw);
