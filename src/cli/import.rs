@@ -149,7 +149,7 @@ impl Import {
         rejects_file: Option<&AtomicFile>,
         progress: &ProgressBar,
     ) -> anyhow::Result<Counts> {
-        let mut counts = Counts::default();
+        let (mut counts, mut header) = (Counts::default(), Vec::new());
         let mut rejects = rejects_file.zip(self.rejects.as_deref()).map(Rejects::new);
         for mut batch in batches {
             let line = batch.rows.first().map_or(1, |(text, _)| text.lines.first);
@@ -157,6 +157,7 @@ impl Import {
                 format!("stopped before line {line}; fix the problem and run the command again")
             })?;
             progress.set(batch.bytes_read);
+            header.append(&mut batch.header);
             let mut outcomes = outcomes.into_iter();
             for (text, invalid) in batch.rows {
                 let is_end = text.is_end;
@@ -168,7 +169,7 @@ impl Import {
                     continue;
                 };
                 if let Some(rejects) = &mut rejects {
-                    let written = rejects.write(&batch.header, &text, &rejection);
+                    let written = rejects.write(&header, &text, &rejection);
                     written.with_context(|| rejects.cannot_write())?;
                 }
                 if is_end {
@@ -354,8 +355,7 @@ fn add(store: &mut Store, token: TokenId, batch: &[Addition]) -> Result<Vec<Outc
             return Err(error);
         }
         if !mem::replace(&mut is_waiting, true) {
-            write_stderr(format!("waiting: {}
-", error.cause));
+            write_stderr(format!("waiting: {}\n", error.cause));
         }
         thread::sleep(RETRY_PAUSE);
     }
@@ -367,7 +367,7 @@ struct Batch {
     additions: Vec<Addition>,
     /// The text of every row: of the next addition, unless it is rejected.
     rows: Vec<(Text, Option<Rejection>)>,
-    /// The header of a CSV file.
+    /// The header of a CSV file, in the first batch.
     header: Vec<u8>,
     /// The bytes of the input up to the end of this batch.
     bytes_read: u64,
@@ -402,13 +402,13 @@ fn read(
         }
         if batch.rows.len() >= len_max || batch.bytes_read - bytes_before >= BATCH_BYTES {
             bytes_before = batch.bytes_read;
-            batch.header = reader.header.clone();
+            batch.header = mem::take(&mut reader.header);
             if batches.send(mem::take(&mut batch)).is_err() {
                 return Ok(());
             }
         }
     };
-    batch.header = reader.header.clone();
+    batch.header = mem::take(&mut reader.header);
     batch.bytes_read = reader.bytes_read;
     let _ = batches.send(batch);
     ended
