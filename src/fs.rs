@@ -39,11 +39,9 @@ pub enum FileError {
     },
 }
 
-/// What may have the final name already.
+/// What may have the final name already, and is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
-    /// Nothing.
-    Nothing,
     /// A backup made by plantstore, or an empty file.
     Backup,
     /// Any regular file that is neither a database nor a part of one.
@@ -58,14 +56,15 @@ pub struct AtomicFile {
     target: PathBuf,
     temporary: PathBuf,
     file: File,
-    replace: Replace,
+    replace: Option<Replace>,
 }
 
 impl AtomicFile {
-    /// Creates the temporary file. `store` is the database in use, whose files are never written to.
+    /// Creates the temporary file. Without `replace` the final name must be free. `store` is the database in use, whose files are
+    /// never written to.
     pub fn create(
         target: &Path,
-        replace: Replace,
+        replace: Option<Replace>,
         store: Option<&Path>,
     ) -> Result<Self, FileError> {
         check_target(target, replace, store)?;
@@ -122,7 +121,7 @@ impl AtomicFile {
     pub fn persist(self) -> Result<(), FileError> {
         self.sync()?;
         remove_sidecars(&self.temporary);
-        if self.replace == Replace::Nothing {
+        if self.replace.is_none() {
             rename_to_new(&self.temporary, &self.target).map_err(|error| match error.kind() {
                 ErrorKind::AlreadyExists => FileError::Exists(self.target.clone()),
                 _ => failed_to("rename a finished file to", &self.target)(error),
@@ -174,7 +173,11 @@ fn remove_sidecars(database: &Path) {
 }
 
 /// Checks that a file may be written under this name.
-fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result<(), FileError> {
+fn check_target(
+    target: &Path,
+    replace: Option<Replace>,
+    store: Option<&Path>,
+) -> Result<(), FileError> {
     let name = target.display();
     let reject = |problem: &str| Err(FileError::Rejected(format!("{name} {problem}")));
     let found = match fs::symlink_metadata(target) {
@@ -195,7 +198,7 @@ fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result
             "belongs to the database {database}; choose another name"
         ));
     }
-    if replace != Replace::Store
+    if replace != Some(Replace::Store)
         && let Some(orphan) = orphan_of(&resolved)
     {
         return Err(FileError::Rejected(format!(
@@ -214,9 +217,9 @@ fn check_target(target: &Path, replace: Replace, store: Option<&Path>) -> Result
     if !found.is_file() {
         return reject("is not a regular file; choose another name");
     }
-    if replace == Replace::Nothing {
+    let Some(replace) = replace else {
         return Err(FileError::Exists(target.to_owned()));
-    }
+    };
     let content = open_existing(&resolved, false).and_then(|file| Content::of(&file));
     match (content.map_err(failed_to("read", target))?, replace) {
         (Content::Empty, _)

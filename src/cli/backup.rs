@@ -45,11 +45,7 @@ impl Backup {
         lower_priority();
         let location = &self.store.location;
         let mut source = NamedStore::open(location, Mode::Read)?;
-        let replace = if self.force {
-            Replace::Backup
-        } else {
-            Replace::Nothing
-        };
+        let replace = self.force.then_some(Replace::Backup);
         let backup = AtomicFile::create(&self.file, replace, location.file())?;
         let copy = Location::Sqlite(backup.path().to_owned());
         let progress = ProgressBar::of_items("copying", 0);
@@ -113,11 +109,7 @@ impl Restore {
     fn to_file(&self, store: &Path) -> anyhow::Result<()> {
         let progress = ProgressBar::new("copying", Some(0), Unit::Bytes);
         let report = &mut |done, all| progress.set_of(done, all);
-        let replace = if self.force {
-            Replace::Store
-        } else {
-            Replace::Nothing
-        };
+        let replace = self.force.then_some(Replace::Store);
         let restoration = Restoration::begin(&self.file, store, replace, report)?;
         drop(progress);
         let copy = Store::open(&restoration.location(), Mode::Read);

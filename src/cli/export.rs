@@ -61,7 +61,7 @@ impl Export {
             let opened = File::options().write(true).open(&self.file);
             Box::new(opened.with_context(cannot_write)?)
         } else {
-            let file = AtomicFile::create(&self.file, Replace::RegularFile, location.file())?;
+            let file = AtomicFile::create(&self.file, Some(Replace::RegularFile), location.file())?;
             Box::new(atomic.insert(file).file())
         };
         let mut out = BufWriter::with_capacity(WRITE_BUFFER, out);

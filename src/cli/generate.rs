@@ -90,7 +90,7 @@ fn write_pages(
     directory: &Path,
 ) -> anyhow::Result<()> {
     let path = directory.join(format!("{}.1", name(command)));
-    let file = AtomicFile::create(&path, Replace::RegularFile, None)?;
+    let file = AtomicFile::create(&path, Some(Replace::RegularFile), None)?;
     let written = file.file().write_all(page(command, parent)?.as_bytes());
     written.with_context(|| format!("cannot write {}", path.display()))?;
     file.file().set_permissions(Permissions::from_mode(0o644))?;

@@ -21,7 +21,7 @@ use crate::cli::open_or_create;
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, print};
 use crate::config::{BodySettings, StoreSettings, WalSettings};
 use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
-use crate::fs::{AtomicFile, FileError, Replace};
+use crate::fs::{AtomicFile, FileError};
 use crate::logging::write_stderr;
 use crate::store::{
     Addition, DryRun, Failure, Mode, OpenError, Outcome, Store, StoreError, TokenId, TokenRecord,
@@ -198,7 +198,7 @@ impl Import {
         let Some(path) = &self.rejects else {
             return Ok(None);
         };
-        match AtomicFile::create(path, Replace::Nothing, self.store.location.file()) {
+        match AtomicFile::create(path, None, self.store.location.file()) {
             Err(FileError::Exists(path)) => {
                 let path = path.display();
                 bail!("{path} already exists; choose another name for --rejects")

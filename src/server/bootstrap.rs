@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::fs::{AtomicFile, Replace, open_existing};
+use crate::fs::{AtomicFile, open_existing};
 use crate::logging;
 use crate::store::{NewToken, Store};
 use crate::token::Token;
@@ -59,7 +59,7 @@ pub(super) fn print_example_request(token_path: &Path, address: SocketAddr) {
 }
 
 fn write_token(path: &Path, token: &Token) -> anyhow::Result<()> {
-    let file = AtomicFile::create(path, Replace::Nothing, None)?;
+    let file = AtomicFile::create(path, None, None)?;
     writeln!(file.file(), "{}", token.reveal())
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(file.persist()?)

@@ -93,7 +93,7 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// Why a store cannot be opened. Each message says what to do; callers tell some of the reasons apart.
+/// Why a store cannot be opened, backed up or restored. Each message says what to do; callers tell some of the reasons apart.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("there is no store at {0}; `plantstore serve` creates one")]
@@ -130,6 +130,8 @@ pub enum OpenError {
     },
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
     #[error("the database {database} cannot be reached; check that it runs, and --store")]
     Unreachable { database: String, source: Cause },
     #[error("the database {database} must not be used: {problem}")]
@@ -165,27 +167,5 @@ impl OpenError {
     pub(super) fn caused_by(source: impl Into<Cause>, message: String) -> Self {
         let source = Some(source.into());
         Self::Other { message, source }
-    }
-}
-
-/// Why a backup was not created, or not restored. Each message says what to do.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SaveError {
-    #[error("{path} does not fit on the disk; free some space and run the command again")]
-    NoRoom {
-        path: PathBuf,
-        source: rusqlite::Error,
-    },
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-impl From<rusqlite::Error> for SaveError {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Store(error.into())
     }
 }

@@ -18,7 +18,7 @@ use crate::fs::AtomicFile;
 use crate::token::TokenDigest;
 
 pub(crate) use dry_run::DryRun;
-pub(crate) use error::{Failure, OpenError, SaveError, StoreError, WalFull, chain};
+pub(crate) use error::{Failure, OpenError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
 pub(crate) use sqlite::{Restoration, convert_and_sync};
 pub use types::{Addition, Location, NewToken, Outcome, TokenId};
@@ -142,7 +142,7 @@ impl Store {
         &mut self,
         to: &AtomicFile,
         report: &mut dyn FnMut(u64, u64),
-    ) -> Result<bool, SaveError> {
+    ) -> Result<bool, OpenError> {
         match self {
             Self::Sqlite(store) => store.copy_pages(to, report).map(|()| true),
             Self::Postgres(_) => Ok(false),

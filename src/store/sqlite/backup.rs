@@ -19,7 +19,7 @@ use crate::fs::{
     sync_directory_of, with_suffix,
 };
 use crate::sqlite_format::{Content, JOURNAL_MODE_OFFSET, JOURNAL_MODE_ROLLBACK, JOURNAL_MODE_WAL};
-use crate::store::error::{OpenError, SaveError, StoreError};
+use crate::store::error::{OpenError, StoreError};
 use crate::store::sqlite::connection::unusable;
 use crate::store::sqlite::lock::{Lock, State, set_clean};
 use crate::store::sqlite::{Sqlite, open};
@@ -41,7 +41,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const CHUNK: u64 = 1 << 20;
 
 /// Switches the complete copy in a new backup to rollback-journal mode and syncs it, so that it can be verified.
-pub(crate) fn convert_and_sync(backup: &AtomicFile) -> Result<(), SaveError> {
+pub(crate) fn convert_and_sync(backup: &AtomicFile) -> Result<(), OpenError> {
     open::switch_to_rollback_journal(backup.path())?;
     Ok(backup.sync()?)
 }
@@ -51,7 +51,7 @@ impl Sqlite {
         &mut self,
         to: &AtomicFile,
         report: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), SaveError> {
+    ) -> Result<(), OpenError> {
         copy_pages(&mut self.connection, to, report)
     }
 
@@ -72,13 +72,15 @@ pub(super) fn copy_pages(
     source: &mut Connection,
     target: &AtomicFile,
     report: &mut dyn FnMut(u64, u64),
-) -> Result<(), SaveError> {
+) -> Result<(), OpenError> {
     let mut copy = open_scratch(target.path())?;
     // SQLite starts a copy again if another connection has written between two steps, and under load would never end; not
     // within one transaction.
-    let snapshot = source.transaction()?;
-    snapshot.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
-    let backup = Backup::new(&snapshot, &mut copy)?;
+    let snapshot = source.transaction().map_err(StoreError::from)?;
+    snapshot
+        .query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
+        .map_err(StoreError::from)?;
+    let backup = Backup::new(&snapshot, &mut copy).map_err(StoreError::from)?;
     let mut throttle = Throttle::new(BACKUP_PAUSE);
     loop {
         let step = backup.step(PAGES_PER_STEP);
@@ -103,7 +105,7 @@ pub(super) fn copy_pages(
 }
 
 /// Writes the journal mode into the header of a database. (SQLite would create a WAL next to it for that.)
-fn set_journal_mode(file: &AtomicFile, mode: [u8; 2]) -> Result<(), SaveError> {
+fn set_journal_mode(file: &AtomicFile, mode: [u8; 2]) -> Result<(), OpenError> {
     let written = file.file().write_all_at(&mode, JOURNAL_MODE_OFFSET);
     Ok(written.map_err(failed_to("write to", file.path()))?)
 }
@@ -126,14 +128,12 @@ fn open_scratch(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-fn failed_writing(path: &Path) -> impl FnOnce(rusqlite::Error) -> SaveError {
-    let path = path.to_owned();
-    move |source| {
-        let code = source.sqlite_error().map(|error| error.extended_code);
-        match code {
-            Some(SQLITE_FULL | SQLITE_IOERR_WRITE) => SaveError::NoRoom { path, source },
-            _ => source.into(),
-        }
+fn failed_writing(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
+    let advice = "free some space and run the command again";
+    let message = format!("{} does not fit on the disk; {advice}", path.display());
+    |source| match source.sqlite_error().map(|error| error.extended_code) {
+        Some(SQLITE_FULL | SQLITE_IOERR_WRITE) => OpenError::caused_by(source, message),
+        _ => StoreError::from(source).into(),
     }
 }
 
@@ -168,19 +168,17 @@ impl Restoration {
     pub fn begin(
         backup: &Path,
         store: &Path,
-        replace: Replace,
+        replace: Option<Replace>,
         report: &mut dyn FnMut(u64, u64),
-    ) -> Result<Self, SaveError> {
+    ) -> Result<Self, OpenError> {
         let reject = |path: &Path, problem: &str| {
             let message = format!("{} {problem}; choose another name", path.display());
-            Err(OpenError::other(message).into())
+            Err(OpenError::other(message))
         };
         // Checked before it is opened: opening a named pipe would wait for a writer.
         match fs::metadata(backup) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(open::no_file(backup).into());
-            }
-            Ok(found) if !found.is_file() => return Err(open::not_a_backup(backup).into()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(open::no_file(backup)),
+            Ok(found) if !found.is_file() => return Err(open::not_a_backup(backup)),
             _ => {}
         }
         let from = File::open(backup).map_err(failed_to("read", backup))?;
@@ -193,7 +191,7 @@ impl Restoration {
         }
         let lock = Lock::take(&real)?;
         if Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup {
-            return Err(open::not_a_backup(backup).into());
+            return Err(open::not_a_backup(backup));
         }
         let file = AtomicFile::create(&real, replace, None)?;
         let size = from.metadata().map_err(failed_to("read", backup))?.len();
@@ -218,10 +216,11 @@ impl Restoration {
     }
 
     /// Puts it in place. Returns the name under which the store that was there is kept.
-    pub fn finish(mut self) -> Result<Option<PathBuf>, SaveError> {
+    pub fn finish(mut self) -> Result<Option<PathBuf>, OpenError> {
         let connection = open_scratch(self.file.path())?;
-        if State::read(&connection)?.is_some() {
-            set_clean(&connection, true)?;
+        let state = State::read(&connection).map_err(StoreError::from)?;
+        if state.is_some() {
+            set_clean(&connection, true).map_err(StoreError::from)?;
         }
         drop(connection);
         set_journal_mode(&self.file, JOURNAL_MODE_WAL)?;
@@ -244,11 +243,11 @@ impl Restoration {
 ///
 /// A sound store is first checkpointed completely, so that it is complete without its WAL. A damaged one cannot be: it is
 /// kept together with its WAL.
-fn move_sidecars_aside(store: &Path, kept: &Path) -> Result<bool, SaveError> {
+fn move_sidecars_aside(store: &Path, kept: &Path) -> Result<bool, OpenError> {
     if store.exists() {
         let checkpointed = open::switch_to_rollback_journal(store);
         if let Err(held @ OpenError::InUse(_)) = checkpointed {
-            return Err(held.into());
+            return Err(held);
         }
     }
     let mut found = false;

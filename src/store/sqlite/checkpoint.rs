@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -35,7 +35,6 @@ pub(super) struct Checkpointer {
     checkpointed_at: i32,
     /// The length of the WAL when the checkpoint began that the thread runs now.
     running_since: Option<i32>,
-    thread: Option<JoinHandle<()>>,
     requests: Option<SyncSender<()>>,
     results: Receiver<Result<(), StoreError>>,
 }
@@ -52,7 +51,7 @@ impl Checkpointer {
     pub(super) fn new(connection: Connection, database: File) -> Self {
         let (requests, requested) = mpsc::sync_channel(1);
         let (done, results) = mpsc::sync_channel(1);
-        let thread = thread::Builder::new()
+        thread::Builder::new()
             .name("checkpoints".to_owned())
             .spawn(move || {
                 // SQLite leaves the sync to the connection that writes back the last page; with everything still to be written that
@@ -73,7 +72,6 @@ impl Checkpointer {
         Self {
             checkpointed_at: 0,
             running_since: None,
-            thread: Some(thread),
             requests: Some(requests),
             results,
         }
@@ -162,12 +160,10 @@ impl Checkpointer {
 }
 
 impl Drop for Checkpointer {
+    /// Waits until the thread has ended. The next start checkpoints the frames that are left.
     fn drop(&mut self) {
         self.requests = None;
-        if let Some(thread) = self.thread.take() {
-            // The next start checkpoints the frames that are left.
-            let _ = thread.join();
-        }
+        self.results.iter().for_each(drop);
     }
 }
 

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rusqlite::{Connection, Error};
 
-use crate::fs::{AtomicFile, Replace, directory_of, with_suffix};
+use crate::fs::{AtomicFile, directory_of, with_suffix};
 use crate::sqlite_format::{LOCK_BYTE, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN, WAL_MAGIC};
-use crate::store::error::{SaveError, chain};
+use crate::store::error::{OpenError, chain};
 use crate::store::sqlite::backup::copy_pages;
 use crate::store::sqlite::connection::checkpoint;
 
@@ -345,27 +345,22 @@ fn checkpoint_and_truncate(connection: &Connection) -> bool {
 }
 
 /// Copies everything to a backup next to the store, in the directory above, or in the temporary directory.
-fn copy_beside(connection: &mut Connection, store: &Path) -> Result<PathBuf, SaveError> {
+fn copy_beside(connection: &mut Connection, store: &Path) -> Result<PathBuf, OpenError> {
     // So that no WAL with content remains at the path, where its database no longer is.
     checkpoint_and_truncate(connection);
-    let now = Timestamp::now().strftime("%Y%m%dT%H%M%S.%3fZ").to_string();
-    let path_in = |directory: &Path| {
-        let name = store.file_name().unwrap_or_default();
-        with_suffix(&directory.join(name), &format!("-rescued-{now}"))
-    };
-    let directory = directory_of(store);
-    let temporary = std::env::temp_dir();
-    let mut result = copy_to(connection, path_in(directory));
-    for elsewhere in [directory_of(directory), &temporary] {
-        if result.is_err() {
-            result = copy_to(connection, path_in(elsewhere));
-        }
-    }
-    result
+    let suffix = Timestamp::now().strftime("-rescued-%Y%m%dT%H%M%S.%3fZ");
+    let name = with_suffix(
+        store.file_name().unwrap_or_default().as_ref(),
+        &suffix.to_string(),
+    );
+    let (directory, temporary) = (directory_of(store), std::env::temp_dir());
+    copy_to(connection, directory.join(&name))
+        .or_else(|_| copy_to(connection, directory_of(directory).join(&name)))
+        .or_else(|_| copy_to(connection, temporary.join(&name)))
 }
 
-fn copy_to(connection: &mut Connection, path: PathBuf) -> Result<PathBuf, SaveError> {
-    let backup = AtomicFile::create(&path, Replace::Nothing, None)?;
+fn copy_to(connection: &mut Connection, path: PathBuf) -> Result<PathBuf, OpenError> {
+    let backup = AtomicFile::create(&path, None, None)?;
     copy_pages(connection, &backup, &mut |_, _| ())?;
     backup.persist()?;
     Ok(path)

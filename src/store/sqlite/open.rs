@@ -157,8 +157,8 @@ fn existing(path: &Path) -> Result<PathBuf, OpenError> {
     Ok(path.canonicalize().map_err(failed_to("find", path))?)
 }
 
-/// Creates an empty database file with mode 0600 if there is none, and makes its name survive a power failure. SQLite gives
-/// its other files the same mode. Returns the path of the file itself.
+/// Creates an empty database file with mode 0600 if there is none. SQLite gives its other files the same mode. Returns the path of
+/// the file itself.
 pub(super) fn create(path: &Path) -> Result<PathBuf, OpenError> {
     let store = resolve_links(path).map_err(failed_to("find", path))?;
     let name = store.display();
@@ -177,9 +177,7 @@ pub(super) fn create(path: &Path) -> Result<PathBuf, OpenError> {
             )));
         }
     }
-    if create_empty(&store, &store).map_err(failed_to("create", path))? {
-        sync_names(&store)?;
-    }
+    create_empty(&store, &store).map_err(failed_to("create", path))?;
     Ok(store)
 }
 

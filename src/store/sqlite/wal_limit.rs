@@ -23,16 +23,8 @@ const READ_LOCKS: std::ops::RangeInclusive<u64> = 123..=127;
 pub(super) struct WalLimit {
     bytes_max: u64,
     frames_max: u64,
-    /// What was last logged.
-    use_logged: Use,
-}
-
-/// How much of the limit is used.
-#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
-enum Use {
-    Little,
-    Half,
-    All,
+    /// How many halves of the limit were used when that was last logged.
+    halves_logged: u64,
 }
 
 impl Default for WalLimit {
@@ -46,25 +38,20 @@ impl WalLimit {
         Self {
             bytes_max,
             frames_max: (bytes_max.saturating_sub(HEADER_BYTES) / FRAME_BYTES).max(2),
-            use_logged: Use::Little,
+            halves_logged: 0,
         }
     }
 
     /// True if a WAL of this many frames is to be reset: it has reached the limit, or half of it for the first time.
     pub(super) fn is_reached(&self, frames: i32) -> bool {
-        let used = self.used(frames);
-        used == Use::All || used > self.use_logged
+        let used = self.halves_used(frames);
+        used == 2 || used > self.halves_logged
     }
 
-    fn used(&self, frames: i32) -> Use {
+    /// How many halves of the limit a WAL of this many frames uses: 0, 1 or 2.
+    fn halves_used(&self, frames: i32) -> u64 {
         let frames = u64::try_from(frames).unwrap_or_default();
-        if frames < self.frames_max / 2 {
-            Use::Little
-        } else if frames < self.frames_max {
-            Use::Half
-        } else {
-            Use::All
-        }
+        (2 * frames / self.frames_max).min(2)
     }
 
     /// Calls `reset` if the limit is reached, which returns false if a reader prevents it. Returns whether the WAL was reset; fails if
@@ -75,9 +62,9 @@ impl WalLimit {
         connection: &Connection,
         reset: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<bool, StoreError> {
-        let used = self.used(frames);
+        let used = self.halves_used(frames);
         if !self.is_reached(frames) {
-            if used < self.use_logged {
+            if used < self.halves_logged {
                 self.log_reset();
             }
             return Ok(false);
@@ -86,36 +73,28 @@ impl WalLimit {
             self.log_reset();
             return Ok(true);
         }
-        let held_by = readers(connection.path());
-        if used > self.use_logged {
-            self.use_logged = used;
-            self.log_use(frames.unsigned_abs().into(), &held_by);
+        let (bytes_max, held_by) = (self.bytes_max, readers(connection.path()));
+        if used > self.halves_logged {
+            self.halves_logged = used;
+            let message = if used == 2 {
+                "the WAL has reached its limit because a read transaction keeps it from being reset; adds are rejected until that ends"
+            } else {
+                "the WAL has reached half of its limit because a read transaction keeps it from being reset"
+            };
+            let wal_bytes = HEADER_BYTES + u64::from(frames.unsigned_abs()) * FRAME_BYTES;
+            tracing::warn!(wal_bytes, max_wal_bytes = bytes_max, held_by, "{message}");
         }
-        match used {
-            Use::All => Err(Failure::Full.because(WalFull {
-                bytes_max: self.bytes_max,
-                held_by,
-            })),
-            Use::Little | Use::Half => Ok(false),
+        if used == 2 {
+            return Err(Failure::Full.because(WalFull { bytes_max, held_by }));
         }
-    }
-
-    fn log_use(&self, frames: u64, held_by: &str) {
-        let wal_bytes = HEADER_BYTES + frames * FRAME_BYTES;
-        let max_wal_bytes = self.bytes_max;
-        let message = if self.use_logged == Use::All {
-            "the WAL has reached its limit because a read transaction keeps it from being reset; adds are rejected until that ends"
-        } else {
-            "the WAL has reached half of its limit because a read transaction keeps it from being reset"
-        };
-        tracing::warn!(wal_bytes, max_wal_bytes, held_by, "{message}");
+        Ok(false)
     }
 
     fn log_reset(&mut self) {
-        match std::mem::replace(&mut self.use_logged, Use::Little) {
-            Use::All => tracing::info!("the WAL was reset; adds are accepted again"),
-            Use::Half => tracing::info!("the WAL was reset"),
-            Use::Little => {}
+        match std::mem::take(&mut self.halves_logged) {
+            0 => {}
+            1 => tracing::info!("the WAL was reset"),
+            _ => tracing::info!("the WAL was reset; adds are accepted again"),
         }
     }
 }
