@@ -7,12 +7,11 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use plantstore::{
-    ApiError, AppState, BodyLimits, Caller, Draining, ErrorKind, JsonBody, Metrics, Mode, NewPlant,
-    PlantResponse, Runtimes, Store, Timeouts, TokenCache, Writer, serve_connection, start_logging,
-    with_fallbacks,
+    ApiError, AppState, BodyLimits, Caller, ErrorKind, JsonBody, Metrics, Mode, NewPlant,
+    PlantResponse, Runtimes, Shutdown, Store, Timeouts, TokenCache, Writer, serve_connection,
+    start_logging, with_fallbacks,
 };
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// `baseline ADDRESS STORE LOG_LEVEL`, with an existing store that has its first token.
@@ -40,7 +39,7 @@ async fn main() -> anyhow::Result<()> {
                 bytes_max: 1 << 20,
                 timeout,
             },
-            draining: Draining::default(),
+            shutdown: Shutdown::default(),
         };
         let router = with_fallbacks(
             Router::new().route("/plants", post(create_without_store)),
@@ -53,14 +52,12 @@ async fn main() -> anyhow::Result<()> {
         idle: timeout,
     };
     let listener = TcpListener::bind(address).await?;
-    let stop = watch::Sender::new(());
     let mut tasks = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let stop = stop.subscribe();
         runtimes.spawn(&mut tasks, stream.into_std()?, async move |stream, own| {
-            serve_connection(stream, own, timeouts, Draining::default(), stop).await;
+            serve_connection(stream, own, timeouts, Shutdown::default()).await;
         });
     }
 }

@@ -13,8 +13,8 @@ use axum::routing::post;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use plantstore::{
-    Addition, ApiError, AppState, BodyLimits, Caller, Draining, ErrorKind, JsonBody, Location,
-    Metrics, Mode, NewPlant, NewToken, PlantResponse, Store, Token, TokenCache, TokenId, Writer,
+    Addition, ApiError, AppState, BodyLimits, Caller, ErrorKind, JsonBody, Location, Metrics, Mode,
+    NewPlant, NewToken, PlantResponse, Shutdown, Store, Token, TokenCache, TokenId, Writer,
     respond, start_logging, with_fallbacks,
 };
 use tracing_subscriber::filter::LevelFilter;
@@ -71,13 +71,13 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
             bytes_max: 1 << 20,
             timeout,
         },
-        draining: Draining::default(),
+        shutdown: Shutdown::default(),
     };
     let router = with_fallbacks(
         Router::new().route("/plants", post(create_without_store)),
         state,
     );
-    let draining = Draining::default();
+    let shutdown = Shutdown::default();
     let service = TowerToHyperService::new(router);
     runtime.block_on(async {
         for id in 0..adds {
@@ -86,7 +86,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
                 .header("content-type", "application/json")
                 .body(Body::from(body(id)))?;
             let call = |request| service.call(request);
-            let response = respond(&draining, &http_metrics, request, call).await;
+            let response = respond(&shutdown, &http_metrics, request, call).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }

@@ -2,15 +2,16 @@
 //! so a new token works at once, a revocation is effective within a second, and most requests need no query.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use parking_lot::RwLock;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::metrics::{HttpMetrics, Metrics};
-use crate::store::{Failure, Store, StoreError, TokenId, TokenRecord};
+use crate::store::{Failure, Store, StoreError, TokenId, TokenRecord, chain};
 use crate::token::{Token, TokenDigest};
 use crate::writer::{AddError, Writer};
 
@@ -27,17 +28,17 @@ pub(crate) enum AuthError {
         requests_per_second: u32,
         retry_after_s: u64,
     },
-    /// The token could not be read.
-    Store(StoreError),
+    /// The token could not be read; nothing was stored.
+    Store {
+        outcome: AddError,
+        cause: String,
+    },
     Panic(String),
 }
 
 /// The tokens that were used, by digest. Unknown tokens are not cached, so the cache never has more entries than the
 /// store has tokens.
-#[derive(Clone)]
-pub struct TokenCache(Arc<Inner>);
-
-struct Inner {
+pub struct TokenCache {
     /// Locked while a token is read, so that concurrent requests with the same expired record cause one query.
     store: Arc<Mutex<Store>>,
     writer: Writer,
@@ -61,14 +62,14 @@ impl TokenCache {
         writer: Writer,
         metrics: Arc<Metrics>,
         read_timeout: Duration,
-    ) -> Self {
-        Self(Arc::new(Inner {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             store: Arc::new(Mutex::new(store)),
             writer,
             metrics,
             read_timeout,
             entries: RwLock::default(),
-        }))
+        })
     }
 
     pub(crate) async fn look_up(
@@ -81,35 +82,33 @@ impl TokenCache {
             return Ok(cached);
         }
         let read = async {
-            let store = Arc::clone(&self.0.store).lock_owned().await;
+            let store = Arc::clone(&self.store).lock_owned().await;
             match self.cached(&digest, metrics) {
                 Some(cached) => Ok(cached),
                 None => self.read(digest, store).await,
             }
         };
-        let read = tokio::time::timeout(self.0.read_timeout, read).await;
+        let read = tokio::time::timeout(self.read_timeout, read).await;
         read.unwrap_or_else(|_| {
-            let cause = format!("a token was not read within {:?}", self.0.read_timeout);
-            Err(self.read_failed(Failure::Unavailable.because(cause)))
+            let cause = format!("a token was not read within {:?}", self.read_timeout);
+            Err(self.read_failed(&Failure::Unavailable.because(cause)))
         })
     }
 
     /// The add is counted with those that the store has rejected.
-    fn read_failed(&self, error: StoreError) -> AuthError {
-        let outcome = match AddError::from(&error) {
-            AddError::Unknown | AddError::Full => AddError::Unavailable, // nothing was written
-            outcome => outcome,
+    fn read_failed(&self, error: &StoreError) -> AuthError {
+        let (outcome, cause) = match error.kind {
+            // A read with an unknown outcome has failed because the store is unavailable.
+            Failure::Unknown | Failure::Fatal => (AddError::Unavailable, chain(&*error.cause)),
+            Failure::Full => (AddError::Unavailable, chain(error)),
+            _ => (AddError::from(error), chain(error)),
         };
-        outcome.counter(&self.0.metrics.adds).add(1);
-        AuthError::Store(error)
+        outcome.counter(&self.metrics.adds).add(1);
+        AuthError::Store { outcome, cause }
     }
 
     fn cached(&self, digest: &TokenDigest, metrics: &HttpMetrics) -> Option<CachedToken> {
-        let entries = self
-            .0
-            .entries
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.read();
         let cached = entries.get(digest)?;
         (cached.read_at.elapsed() < CACHE_TTL).then(|| {
             metrics.token_cache_hits.add(1);
@@ -122,21 +121,17 @@ impl TokenCache {
         digest: TokenDigest,
         mut store: OwnedMutexGuard<Store>,
     ) -> Result<CachedToken, AuthError> {
-        self.0.metrics.token_cache_misses.add(1);
+        self.metrics.token_cache_misses.add(1);
         let read_at = Instant::now();
         // The store stays locked until the query returns, even if this request has stopped waiting for it.
         let record = tokio::task::spawn_blocking(move || store.token(&digest))
             .await
             .map_err(|panic| AuthError::Panic(panic.to_string()))?
-            .map_err(|error| self.read_failed(error))?
+            .map_err(|error| self.read_failed(&error))?
             .filter(|record| record.digest == digest)
             .ok_or(AuthError::UnknownToken)?;
 
-        let mut entries = self
-            .0
-            .entries
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.write();
         let rate_limit = record.rate_limit.map(|per_second| {
             let previous = entries
                 .get(&digest)
@@ -149,7 +144,8 @@ impl TokenCache {
             read_at,
         };
         entries.insert(digest, cached.clone());
-        self.0.metrics.token_cache_entries.set(entries.len() as u64);
+        let cache_entries = &self.metrics.token_cache_entries;
+        cache_entries.store(entries.len() as u64, Ordering::Relaxed);
         drop(entries);
         self.record_token_use(&cached);
         Ok(cached)
@@ -163,7 +159,7 @@ impl TokenCache {
         let is_recorded = last_used_at.is_some_and(|at| at.as_second() >= minute);
         if !is_recorded && token.check_validity().is_ok() {
             let minute = Timestamp::from_second(minute).unwrap_or(now);
-            self.0.writer.record_token_use(token.id(), minute);
+            self.writer.record_token_use(token.id(), minute);
         }
     }
 }

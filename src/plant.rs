@@ -1,73 +1,42 @@
-//! What a plant is: a request body becomes a `NewPlant` exactly, or an `Invalid` that names every
-//! problem of it.
+//! What a plant is: a request body is decoded exactly into a `NewPlant`, or into an `Invalid` that lists every problem.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// A plant with the id it is to be stored under: the body of `POST /plants`.
+/// The body of `POST /plants`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPlant {
-    /// Identification number of the plant.
     pub id: i64,
-    /// Everything else about it.
     pub plant: Plant,
 }
 
-/// A plant as the service answers it: without its id.
+/// The body of the response: a plant without its id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Plant {
-    /// The name of the plant: any Unicode string, kept exactly.
+    /// Any Unicode string, stored exactly.
     pub name: String,
-    /// Tag to specify the type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
 }
 
-/// Why a body is no `NewPlant`. `Display` never repeats a value of the body.
+/// Why a body is not a `NewPlant`. The message never contains a value of the body.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Invalid {
-    /// Not JSON at all; the reason has a line and a column.
+    /// With line and column.
     #[error("{0}")]
     NotJson(String),
-    /// JSON, but not a `NewPlant`; every problem of it.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    NotAPlant(Vec<Problem>),
-}
-
-/// One thing that is wrong with a plant.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Problem {
-    /// The body is some other JSON value.
-    #[error("expected an object, found {0}")]
-    NotAnObject(&'static str),
-    /// A required member is not there.
-    #[error("{0}: missing")]
-    Missing(&'static str),
-    /// A member appears more than once.
-    #[error("{0}: given more than once")]
-    Repeated(&'static str),
-    /// A member is of another JSON type.
-    #[error("{0}: expected {1}, found {2}")]
-    WrongType(&'static str, &'static str, &'static str),
-    /// A number that is not whole.
-    #[error("{0}: expected an integer, found a number with a fraction")]
-    Fraction(&'static str),
-    /// A whole number that int64 does not hold.
-    #[error("{0}: outside the range of int64")]
-    OutOfRange(&'static str),
-    /// An escape such as `\ud800` that stands for no character.
-    #[error("{0}: contains an unpaired surrogate")]
-    LoneSurrogate(&'static str),
+    /// Every problem, separated by semicolons.
+    #[error("{0}")]
+    NotAPlant(String),
 }
 
 impl NewPlant {
-    /// Decodes a request body.
     pub fn from_json(body: &[u8]) -> Result<Self, Invalid> {
-        // serde_json does not look at the bytes of strings that it skips, so UTF-8 is checked up
-        // front.
+        // serde_json does not check the bytes of strings that it skips, so UTF-8 is checked first.
         let text = std::str::from_utf8(body).map_err(|error| {
             let (line, column) = line_and_column(&body[..error.valid_up_to()]);
             Invalid::NotJson(format!("invalid UTF-8 at line {line} column {column}"))
@@ -77,39 +46,53 @@ impl NewPlant {
         let first = text.trim_start_matches([' ', '\t', '\n', '\r']);
         if !first.starts_with('{') {
             serde_json::from_str::<IgnoredAny>(text).map_err(not_json)?;
-            return Err(Invalid::NotAPlant(vec![Problem::NotAnObject(kind(first))]));
+            let problem = format!("expected an object, found {}", kind(first));
+            return Err(Invalid::NotAPlant(problem));
         }
-        let members: Members<'_> = serde_json::from_str(text).map_err(not_json)?;
-        members.into_plant()
+        let Members { id, name, tag } = serde_json::from_str(text).map_err(not_json)?;
+        let mut problems = Vec::new();
+        let id = id.required("id", integer, &mut problems);
+        let name = name.required("name", string, &mut problems);
+        let tag = tag.optional("tag", string, &mut problems);
+        Self::from_members(id, name, tag, &problems)
     }
 
-    /// Decodes a row of a table, by the same rules: its cells are text, and the id one that would be a number in JSON.
+    /// Decodes a row of a table by the same rules: a cell has text, that of the id the text of a JSON number.
     pub fn from_cells(
         id: Option<&str>,
         name: Option<String>,
         tag: Option<String>,
     ) -> Result<Self, Invalid> {
+        let mut problems = Vec::new();
         let id = match id.map(str::trim) {
-            None => Err(Problem::Missing("id")),
-            Some(cell) if serde_json::from_str::<&RawValue>(cell).is_ok() => integer("id", cell),
-            Some(_) => Err(Problem::WrongType("id", "an integer", "text")),
+            None => Err("missing".to_owned()),
+            Some(cell) if serde_json::from_str::<&RawValue>(cell).is_ok() => integer(cell),
+            Some(_) => Err("expected an integer, found text".to_owned()),
         };
+        let id = id.map_err(|problem| problems.push(format!("id: {problem}")));
+        if name.is_none() {
+            problems.push("name: missing".to_owned());
+        }
+        Self::from_members(id.ok(), name, tag, &problems)
+    }
+
+    fn from_members(
+        id: Option<i64>,
+        name: Option<String>,
+        tag: Option<String>,
+        problems: &[String],
+    ) -> Result<Self, Invalid> {
         match (id, name) {
-            (Ok(id), Some(name)) => Ok(Self {
+            (Some(id), Some(name)) if problems.is_empty() => Ok(Self {
                 id,
                 plant: Plant { name, tag },
             }),
-            (id, name) => {
-                let name = name.ok_or(Problem::Missing("name"));
-                let problems = [id.err(), name.err()];
-                Err(Invalid::NotAPlant(problems.into_iter().flatten().collect()))
-            }
+            _ => Err(Invalid::NotAPlant(problems.join("; "))),
         }
     }
 }
 
-/// The members we know, still as JSON text: what they mean is decided once all of the body is
-/// known to be JSON.
+/// The known members as JSON text. They are decoded when all of the body is known to be JSON.
 #[derive(Default)]
 struct Members<'a> {
     id: Member<'a>,
@@ -120,52 +103,27 @@ struct Members<'a> {
 #[derive(Default)]
 struct Member<'a> {
     value: Option<&'a RawValue>,
-    repeated: bool,
+    is_repeated: bool,
 }
 
-impl Members<'_> {
-    fn into_plant(self) -> Result<NewPlant, Invalid> {
-        let mut problems = Vec::new();
-        let id = self.id.required("id", integer, &mut problems);
-        let name = self.name.required("name", string, &mut problems);
-        let tag = self.tag.optional("tag", string, &mut problems);
-        match (id, name) {
-            (Some(id), Some(name)) if problems.is_empty() => Ok(NewPlant {
-                id,
-                plant: Plant { name, tag },
-            }),
-            _ => Err(Invalid::NotAPlant(problems)),
-        }
-    }
-}
-
-/// Reads the JSON text of one member.
-type Reader<T> = fn(&'static str, &str) -> Result<T, Problem>;
+/// Decodes the JSON text of a member, or says what is wrong with it.
+type Decoder<T> = fn(&str) -> Result<T, String>;
 
 impl Member<'_> {
-    fn required<T>(
-        &self,
-        member: &'static str,
-        read: Reader<T>,
-        problems: &mut Vec<Problem>,
-    ) -> Option<T> {
+    fn required<T>(&self, name: &str, decode: Decoder<T>, problems: &mut Vec<String>) -> Option<T> {
         if self.value.is_none() {
-            problems.push(Problem::Missing(member));
+            problems.push(format!("{name}: missing"));
         }
-        self.optional(member, read, problems)
+        self.optional(name, decode, problems)
     }
 
-    fn optional<T>(
-        &self,
-        member: &'static str,
-        read: Reader<T>,
-        problems: &mut Vec<Problem>,
-    ) -> Option<T> {
-        if self.repeated {
-            problems.push(Problem::Repeated(member));
+    fn optional<T>(&self, name: &str, decode: Decoder<T>, problems: &mut Vec<String>) -> Option<T> {
+        if self.is_repeated {
+            problems.push(format!("{name}: given more than once"));
         }
-        read(member, self.value?.get())
-            .map_err(|problem| problems.push(problem))
+        let value = decode(self.value?.get());
+        value
+            .map_err(|problem| problems.push(format!("{name}: {problem}")))
             .ok()
     }
 }
@@ -198,90 +156,78 @@ impl<'de> Visitor<'de> for MembersVisitor {
                 }
             };
             let value: &RawValue = map.next_value()?;
-            if member.value.is_some() {
-                member.repeated = true;
-            } else {
-                member.value = Some(value);
-            }
+            member.is_repeated = member.value.is_some();
+            member.value.get_or_insert(value);
         }
         Ok(members)
     }
 }
 
-/// The member name that a JSON string spells. One that is no Unicode string is none of ours.
-fn unescaped(key: &str) -> std::borrow::Cow<'_, str> {
+/// The text of a member name. A name with an unpaired surrogate becomes the empty one, which is unknown as well.
+fn unescaped(key: &str) -> Cow<'_, str> {
     if key.contains('\\') {
-        serde_json::from_str::<String>(key)
-            .unwrap_or_default()
-            .into()
+        let text: Result<String, _> = serde_json::from_str(key);
+        text.unwrap_or_default().into()
     } else {
         key[1..key.len() - 1].into()
     }
 }
 
-fn string(member: &'static str, json: &str) -> Result<String, Problem> {
+fn string(json: &str) -> Result<String, String> {
     if !json.starts_with('"') {
-        return Err(Problem::WrongType(member, "a string", kind(json)));
+        return Err(format!("expected a string, found {}", kind(json)));
     }
-    // The text was found to be JSON already, so this is all that can be wrong with a string.
-    serde_json::from_str(json).map_err(|_: serde_json::Error| Problem::LoneSurrogate(member))
+    // The body is known to be JSON, so nothing else can be wrong with a string.
+    serde_json::from_str(json).map_err(|_| "contains an unpaired surrogate".to_owned())
 }
 
-/// Reads a JSON number as int64, exactly: `1.0`, `1e3` and `-0` are integers, and no digit takes a
-/// detour through f64.
-fn integer(member: &'static str, json: &str) -> Result<i64, Problem> {
+/// Decodes a JSON number as int64 exactly, without a conversion to f64: `1.0`, `1e3` and `-0` are integers.
+fn integer(json: &str) -> Result<i64, String> {
     if !json.starts_with(|first: char| first == '-' || first.is_ascii_digit()) {
-        return Err(Problem::WrongType(member, "an integer", kind(json)));
+        return Err(format!("expected an integer, found {}", kind(json)));
     }
     if let Ok(plain) = json.parse() {
         return Ok(plain);
     }
 
-    // The number is `digits` × 10^`exponent`, `digits` without zeros at either end.
+    // The number is `significant` × 10^`exponent`, where `significant` has no zeros at either end.
     let (mantissa, exponent) = json.split_once(['e', 'E']).unwrap_or((json, "0"));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let (negative, whole) = match whole.strip_prefix('-') {
-        Some(whole) => (true, whole),
-        None => (false, whole),
-    };
-    let all_digits = [whole, fraction].concat();
-    let digits = all_digits.trim_start_matches('0');
+    let digits = [whole.trim_start_matches('-'), fraction].concat();
+    let digits = digits.trim_start_matches('0');
     let significant = digits.trim_end_matches('0');
     if significant.is_empty() {
         return Ok(0);
     }
     let trailing_zeros = length(digits) - length(significant);
     let exponent = saturating_exponent(exponent) - length(fraction) + trailing_zeros;
-
     if exponent < 0 {
-        return Err(Problem::Fraction(member));
+        return Err("expected an integer, found a number with a fraction".to_owned());
     }
-    let out_of_range = || Problem::OutOfRange(member);
-    // int64 has at most 19 digits, and 19 digits always fit in i128.
-    if length(significant) + exponent > 19 {
-        return Err(out_of_range());
-    }
-    let magnitude: i128 = significant.parse().map_err(|_| out_of_range())?;
-    let scale = 10_i128.pow(u32::try_from(exponent).map_err(|_| out_of_range())?);
-    let value = magnitude * scale * if negative { -1 } else { 1 };
-    i64::try_from(value).map_err(|_| out_of_range())
+    let zeros = usize::try_from(exponent).unwrap_or(usize::MAX);
+    let sign = if json.starts_with('-') { "-" } else { "" };
+    // int64 has at most 19 digits.
+    let plain = (significant.len().saturating_add(zeros) <= 19)
+        .then(|| format!("{sign}{significant}{}", "0".repeat(zeros)));
+    let integer = plain.and_then(|plain| plain.parse().ok());
+    integer.ok_or_else(|| "outside the range of int64".to_owned())
 }
 
-/// An exponent too long for i64 becomes one that no body is long enough to make up for with
-/// digits.
+/// An exponent that i64 cannot hold becomes one that the digits of no body can compensate.
 fn saturating_exponent(text: &str) -> i64 {
     const HUGE: i64 = 1 << 60;
-    text.parse().map_or_else(
-        |_| if text.starts_with('-') { -HUGE } else { HUGE },
-        |exponent: i64| exponent.clamp(-HUGE, HUGE),
-    )
+    match text.parse::<i64>() {
+        Ok(exponent) => exponent.clamp(-HUGE, HUGE),
+        Err(_) if text.starts_with('-') => -HUGE,
+        Err(_) => HUGE,
+    }
 }
 
 fn length(text: &str) -> i64 {
     i64::try_from(text.len()).expect("a string is shorter than i64::MAX")
 }
 
-/// Names the kind of a JSON value by its first character.
+/// The type of a JSON value, by its first character.
 fn kind(json: &str) -> &'static str {
     match json.as_bytes().first() {
         Some(b'"') => "a string",
@@ -293,16 +239,11 @@ fn kind(json: &str) -> &'static str {
     }
 }
 
-/// Where the byte after `before` stands, counted from 1.
+/// The position of the byte after `before`, counted from 1.
 fn line_and_column(before: &[u8]) -> (usize, usize) {
-    let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
-    let column = before
-        .iter()
-        .rev()
-        .take_while(|&&byte| byte != b'\n')
-        .count()
-        + 1;
-    (line, column)
+    let lines = before.split(|&byte| byte == b'\n');
+    let column = lines.clone().next_back().map_or(0, <[u8]>::len) + 1;
+    (lines.count(), column)
 }
 
 #[cfg(test)]

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use axum::response::Response;
-use tokio::runtime::Handle;
-use tokio::time::sleep_until;
+use tokio::time::sleep;
 
-use crate::http::error::{ErrorKind, LoggedError};
-use crate::logging::{LineLimit, Suppressed};
+use crate::http::error::ApiError;
+use crate::logging::LineLimit;
 use crate::metrics::{HttpMetrics, micros};
 
 /// Sent by the client or generated here; in the response and in the log.
@@ -27,173 +26,125 @@ const REQUEST_ID_LEN_MAX: usize = 128;
 /// The most bytes of a method or a path in the log.
 const LOGGED_BYTES_MAX: usize = 256;
 
-static REJECTED_LINES: LineLimit = LineLimit::new(100, Duration::from_secs(1));
+const REJECTED_LINES_WINDOW: Duration = Duration::from_secs(1);
+static REJECTED_LINES: LineLimit = LineLimit::new(100, REJECTED_LINES_WINDOW);
 
 /// What extractors find out about a request; an extension of the request.
-#[derive(Clone, Default)]
-pub(super) struct RequestContext(Arc<Notes>);
-
 #[derive(Default)]
-struct Notes {
-    token_name: OnceLock<Arc<str>>,
-    is_body_read: AtomicBool,
-}
-
-impl RequestContext {
-    pub(super) fn set_token_name(&self, name: Arc<str>) {
-        let _ = self.0.token_name.set(name);
-    }
-
-    pub(super) fn set_body_read(&self) {
-        self.0.is_body_read.store(true, Ordering::Relaxed);
-    }
+pub(super) struct RequestContext {
+    pub(super) token_name: OnceLock<Arc<str>>,
+    pub(super) is_body_read: AtomicBool,
 }
 
 /// The log entry of a request that is being handled.
 pub(super) struct Entry {
-    started: Instant,
     request_id: HeaderValue,
-    notes: RequestContext,
-    traceparent: Option<HeaderValue>,
-    method: Method,
+    context: Arc<RequestContext>,
+    /// None if there was no valid request.
+    started: Option<Instant>,
+    method: Option<Method>,
     path: String,
+    traceparent: Option<HeaderValue>,
 }
 
 impl Entry {
     pub(super) fn start<B: HttpBody>(request: &mut Request<B>) -> Self {
-        let started = Instant::now();
+        let started = Some(Instant::now());
         let request_id = request.headers().get(REQUEST_ID);
         let request_id = request_id.filter(|id| is_acceptable_id(id)).cloned();
-        let request_id = request_id.unwrap_or_else(new_request_id);
-        let notes = RequestContext::default();
-        if request.body().is_end_stream() {
-            notes.set_body_read();
-        }
-        request.extensions_mut().insert(notes.clone());
+        let context = Arc::new(RequestContext {
+            token_name: OnceLock::new(),
+            is_body_read: request.body().is_end_stream().into(),
+        });
+        request.extensions_mut().insert(Arc::clone(&context));
         Self {
+            request_id: request_id.unwrap_or_else(new_request_id),
+            context,
             started,
-            request_id,
-            notes,
-            traceparent: traceparent(request.headers()).cloned(),
-            method: request.method().clone(),
+            method: Some(request.method().clone()),
             path: shortened(request.uri().path()).into_owned(),
+            traceparent: traceparent(request.headers()).cloned(),
         }
     }
 
     pub(super) fn is_body_read(&self) -> bool {
-        self.notes.0.is_body_read.load(Ordering::Relaxed)
+        self.context.is_body_read.load(Ordering::Relaxed)
     }
 
     /// Logs and counts the response, and adds the request id to it.
     pub(super) fn finish(self, response: &mut Response, metrics: &HttpMetrics) {
-        response
-            .headers_mut()
-            .insert(REQUEST_ID, self.request_id.clone());
-        let trace_ids = self.traceparent.as_ref().and_then(trace_ids);
-        let error = response.extensions().get::<LoggedError>();
-        let line = Line {
-            method: &shortened(self.method.as_str()),
-            path: &self.path,
-            status: response.status().as_u16(),
-            error_code: error.map(|error| error.code),
-            cause: error.and_then(|error| error.cause.as_deref()),
-            duration_us: micros(self.started.elapsed()),
-            token_name: self.notes.0.token_name.get().map(|name| &**name),
-            request_id: self.request_id.to_str().unwrap_or_default(),
-            trace_id: trace_ids.map(|(trace_id, _)| trace_id),
-            parent_id: trace_ids.map(|(_, parent_id)| parent_id),
-        };
-        metrics.response(line.status, line.error_code, line.duration_us);
-        line.write();
+        let error = response.extensions().get::<ApiError>();
+        self.write(response.status().as_u16(), error, metrics);
+        response.headers_mut().insert(REQUEST_ID, self.request_id);
     }
-}
 
-/// Logs and counts the response to bytes that could not be parsed as a request, and generates its request id.
-pub(super) fn log_rejection(error: ErrorKind, metrics: &HttpMetrics) -> HeaderValue {
-    let request_id = new_request_id();
-    let line = Line {
-        status: error.status().as_u16(),
-        error_code: Some(error.code()),
-        request_id: request_id.to_str().unwrap_or_default(),
-        ..Line::default()
-    };
-    metrics.count_response(line.status, line.error_code);
-    line.write();
-    request_id
-}
-
-#[derive(Default)]
-struct Line<'a> {
-    method: &'a str,
-    /// Without the query.
-    path: &'a str,
-    status: u16,
-    error_code: Option<u32>,
-    /// Details that are not in the response.
-    cause: Option<&'a str>,
-    /// From the end of the headers to the response.
-    duration_us: u64,
-    token_name: Option<&'a str>,
-    request_id: &'a str,
-    trace_id: Option<&'a str>,
-    parent_id: Option<&'a str>,
-}
-
-impl Line<'_> {
     /// Server errors are warnings.
-    fn write(&self) {
-        if self.is_limited() && !is_within_limit() {
+    fn write(&self, status: u16, error: Option<&ApiError>, metrics: &HttpMetrics) {
+        let error_code = error.map(|error| error.kind.code());
+        let duration_us = self.started.map(|started| micros(started.elapsed()));
+        metrics.count_response((status, error_code), duration_us);
+        let token_name = self.context.token_name.get().map(|name| &**name);
+        if is_limited(status, token_name) && !REJECTED_LINES.admit(Instant::now()) {
             return;
         }
+        let (trace_id, parent_id) = self.traceparent.as_ref().and_then(trace_ids).unzip();
         macro_rules! write_line {
             ($level:ident) => {
                 tracing::$level!(
                     target: "plantstore::access_log",
                     // As a field and not as a format string, which would be formatted for every request.
                     message = "request",
-                    method = self.method,
+                    method = &*shortened(self.method.as_ref().map_or("", Method::as_str)),
                     path = self.path,
-                    status = self.status,
-                    error_code = self.error_code,
-                    cause = self.cause,
-                    duration_us = self.duration_us,
-                    token_name = self.token_name,
-                    request_id = self.request_id,
-                    trace_id = self.trace_id,
-                    parent_id = self.parent_id,
+                    status,
+                    error_code,
+                    cause = error.and_then(|error| error.cause.as_deref()),
+                    duration_us,
+                    token_name,
+                    request_id = self.request_id.to_str().unwrap_or_default(),
+                    trace_id,
+                    parent_id,
                 )
             };
         }
-        if self.status >= 500 {
+        if status >= 500 {
             write_line!(warn);
         } else {
             write_line!(info);
         }
     }
+}
 
-    /// True if any client can cause such a line at any rate: the request needs no token, or was rejected before its token
-    /// was known or because of its token. Server errors are never limited.
-    fn is_limited(&self) -> bool {
-        match self.status {
-            500.. => false,
-            401 | 429 => true, // a revoked or expired token has a name too
-            _ => self.token_name.is_none(),
-        }
+/// Logs and counts the response to bytes that could not be parsed as a request, and generates its request id.
+pub(super) fn log_rejection(error: &ApiError, metrics: &HttpMetrics) -> HeaderValue {
+    let entry = Entry {
+        request_id: new_request_id(),
+        context: Arc::default(),
+        started: None,
+        method: None,
+        path: String::new(),
+        traceparent: None,
+    };
+    entry.write(error.kind.status().as_u16(), Some(error), metrics);
+    entry.request_id
+}
+
+/// True if any client can cause such a line at any rate: the request needs no token, or was rejected before its token was
+/// known or because of its token. Server errors are never limited.
+fn is_limited(status: u16, token_name: Option<&str>) -> bool {
+    match status {
+        500.. => false,
+        401 | 429 => true, // a revoked or expired token has a name too
+        _ => token_name.is_none(),
     }
 }
 
-/// False if the line is to be suppressed; the number of suppressed lines is then logged at the end of the second.
-fn is_within_limit() -> bool {
-    let Err(Suppressed { first_until }) = REJECTED_LINES.admit(Instant::now()) else {
-        return true;
-    };
-    if let (Some(window_end), Ok(runtime)) = (first_until, Handle::try_current()) {
-        runtime.spawn(async move {
-            sleep_until(window_end.into()).await;
-            log_suppressed();
-        });
+/// Logs once a second how many lines were suppressed.
+pub(crate) async fn report_suppressed_lines() {
+    loop {
+        sleep(REJECTED_LINES_WINDOW).await;
+        log_suppressed();
     }
-    false
 }
 
 /// Logs how many lines were suppressed, if any. Also called when all connections are closed.
@@ -235,13 +186,10 @@ fn is_acceptable_id(id: &HeaderValue) -> bool {
 /// The trace id and the parent id of a valid W3C `traceparent` header. Parsed here because the crates that do so belong to
 /// the OpenTelemetry SDK, which the service does not use: it logs the ids and sends no spans.
 fn trace_ids(traceparent: &HeaderValue) -> Option<(&str, &str)> {
-    let mut fields = traceparent.to_str().ok()?.split('-');
-    let [version, trace_id, parent_id, flags] = [
-        fields.next()?,
-        fields.next()?,
-        fields.next()?,
-        fields.next()?,
-    ];
+    let fields: Vec<&str> = traceparent.to_str().ok()?.split('-').collect();
+    let &[version, trace_id, parent_id, flags, ref further @ ..] = &fields[..] else {
+        return None;
+    };
     let is_hex = |text: &str, len| {
         text.len() == len && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
     };
@@ -252,7 +200,7 @@ fn trace_ids(traceparent: &HeaderValue) -> Option<(&str, &str)> {
         && is_id(parent_id, 16)
         && is_hex(flags, 2)
         // Later versions may append fields.
-        && (version != "00" || fields.next().is_none());
+        && (version != "00" || further.is_empty());
     is_valid.then_some((trace_id, parent_id))
 }
 

@@ -29,8 +29,8 @@ impl FromRequestParts<Arc<AppState>> for Caller {
     ) -> Result<Self, ApiError> {
         let token = bearer_token(&parts.headers)?;
         let token = state.tokens.look_up(&token, &state.metrics).await?;
-        if let Some(notes) = parts.extensions.get::<RequestContext>() {
-            notes.set_token_name(token.name());
+        if let Some(context) = parts.extensions.get::<Arc<RequestContext>>() {
+            let _ = context.token_name.set(token.name());
         }
         token.authorize()?;
         Ok(Self { token: token.id() })

@@ -5,7 +5,6 @@ use std::any::Any;
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::body::HttpBody;
@@ -19,56 +18,38 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, watch};
 
 use crate::http::access_log;
 use crate::http::error::{ApiError, ErrorKind};
-use crate::http::timeouts::{Progress, Stream, Timeouts};
+use crate::http::timeouts::{Activity, Progress, Stream, Timeouts};
 use crate::metrics::HttpMetrics;
+use crate::shutdown::{Phase, Shutdown};
 
 /// The most bytes of a request line and its headers.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 
-/// Set when the server shuts down: responses then ask to close the connection, and bodies have a short timeout.
-#[derive(Clone, Default)]
-pub struct Draining(Arc<DrainingInner>);
-
-#[derive(Default)]
-struct DrainingInner {
-    has_started: AtomicBool,
-    started: Notify,
-}
-
-impl Draining {
-    pub(crate) fn start(&self) {
-        self.0.has_started.store(true, Ordering::SeqCst);
-        self.0.started.notify_waiters();
-    }
-
-    pub(super) async fn started(&self) {
-        let started = self.0.started.notified();
-        if !self.0.has_started.load(Ordering::SeqCst) {
-            started.await;
-        }
-    }
-}
-
-/// Serves one connection until either side closes it, or until `stop` changes and the request in flight has its response.
+/// Serves one connection until either side closes it, or until the server closes its connections and the request in flight
+/// has its response.
 pub async fn serve(
     stream: TcpStream,
     (router, metrics): (Router, Arc<HttpMetrics>),
     timeouts: Timeouts,
-    draining: Draining,
-    mut stop: watch::Receiver<()>,
+    shutdown: Shutdown,
 ) {
-    let progress = Progress::default();
-    let stream = Stream::new(stream, timeouts, progress.clone(), Arc::clone(&metrics));
+    let progress = Progress::new();
+    let stream = Stream::new(
+        stream,
+        timeouts,
+        progress.clone(),
+        shutdown.clone(),
+        Arc::clone(&metrics),
+    );
     let router = TowerToHyperService::new(router);
     let service = service_fn(async |request: Request<Incoming>| {
-        progress.headers_read();
+        progress.set(Activity::Responding);
         let handler = |request| router.call(request);
-        let response = respond(&draining, &metrics, request, handler).await;
-        progress.responded();
+        let response = respond(&shutdown, &metrics, request, handler).await;
+        progress.set(Activity::Idle);
         Ok::<_, Infallible>(response)
     });
     let connection = http1::Builder::new()
@@ -80,9 +61,9 @@ pub async fn serve(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => ended,
-        _ = stop.changed() => {
+        () = shutdown.reached(Phase::Closing) => {
             // Hyper would close at once although headers are arriving; the stream gives them a short timeout instead.
-            if !progress.drain() {
+            if progress.activity() != Activity::ReadingHeaders {
                 connection.as_mut().graceful_shutdown();
             }
             connection.await
@@ -96,7 +77,7 @@ pub async fn serve(
 /// Calls the handler and logs the response. This is a function around the router and not a layer of it, because a layer
 /// would cost two allocations per request.
 pub async fn respond<B, F>(
-    draining: &Draining,
+    shutdown: &Shutdown,
     metrics: &HttpMetrics,
     mut request: Request<B>,
     handler: impl FnOnce(Request<B>) -> F,
@@ -115,7 +96,7 @@ where
         }
     };
     // The rest of a body that was not read would be taken for the next request.
-    if draining.0.has_started.load(Ordering::Relaxed) || !entry.is_body_read() {
+    if shutdown.is_draining() || !entry.is_body_read() {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
     }

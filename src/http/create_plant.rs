@@ -1,6 +1,7 @@
 //! `POST /plants`: reads the body within its limits, decodes the plant, hands it to the writer and responds.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -16,6 +17,7 @@ use crate::http::auth::Caller;
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::{AppState, BodyLimits};
 use crate::plant::{NewPlant, Plant};
+use crate::shutdown::Phase;
 
 /// The timeout of a body that is arriving when the server starts to drain.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
@@ -56,10 +58,10 @@ impl FromRequest<Arc<AppState>> for JsonBody {
         if declared_len(request.headers()).is_some_and(|len| len > limits.bytes_max) {
             return Err(too_large(limits));
         }
-        let notes = request.extensions().get::<RequestContext>().cloned();
+        let context = request.extensions().get::<Arc<RequestContext>>().cloned();
         let body = read(request.into_body(), limits);
         let drained = async {
-            state.draining.started().await;
+            state.shutdown.reached(Phase::Draining).await;
             sleep(DRAIN_GRACE).await;
         };
         let body = tokio::select! {
@@ -77,8 +79,8 @@ impl FromRequest<Arc<AppState>> for JsonBody {
                 "The body did not arrive before the service was shut down; send the request again.",
             )),
         };
-        if let (Ok(_), Some(notes)) = (&body, notes) {
-            notes.set_body_read();
+        if let (Ok(_), Some(context)) = (&body, context) {
+            context.is_body_read.store(true, Ordering::Relaxed);
         }
         body.map(Self)
     }

@@ -7,11 +7,10 @@ use axum::Extension;
 use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use serde_json::json;
 
 use crate::auth::AuthError;
 use crate::plant::Invalid;
-use crate::store::{Failure, StoreError, chain};
 use crate::writer::AddError;
 
 macro_rules! catalogue {
@@ -118,20 +117,13 @@ impl ErrorKind {
     }
 }
 
-/// An error response.
-#[derive(Debug)]
+/// An error response; also an extension of it, for the access log.
+#[derive(Debug, Clone)]
 pub struct ApiError {
     pub(super) kind: ErrorKind,
     message: Cow<'static, str>,
     retry_after_s: Option<u64>,
     /// For the log only.
-    cause: Option<String>,
-}
-
-/// What the access log writes about an error; an extension of the response.
-#[derive(Debug, Clone)]
-pub(super) struct LoggedError {
-    pub(super) code: u32,
     pub(super) cause: Option<String>,
 }
 
@@ -170,27 +162,15 @@ impl ApiError {
     }
 
     pub(super) fn body(&self) -> Vec<u8> {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            error: u32,
-            message: &'a str,
-        }
-        let body = Body {
-            error: self.kind.code(),
-            message: &self.message,
-        };
-        serde_json::to_vec(&body).expect("a number and a string can be written as JSON")
+        let body = json!({ "error": self.kind.code(), "message": self.message });
+        body.to_string().into_bytes()
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let response = (self.kind.status(), self.headers(), self.body());
-        let logged = LoggedError {
-            code: self.kind.code(),
-            cause: self.cause,
-        };
-        (Extension(logged), response).into_response()
+        (Extension(self), response).into_response()
     }
 }
 
@@ -218,7 +198,10 @@ impl From<AuthError> for ApiError {
                     ..Self::new(ErrorKind::TooManyRequests, message)
                 }
             }
-            AuthError::Store(error) => error.into(),
+            AuthError::Store { outcome, cause } => Self {
+                cause: Some(cause),
+                ..outcome.into()
+            },
             AuthError::Panic(message) => Self::with_cause(ErrorKind::Internal, message),
         }
     }
@@ -246,23 +229,6 @@ impl From<AddError> for ApiError {
             AddError::Damaged => {
                 let cause = format!("{error}: run `plantstore check`, restore a backup");
                 Self::with_cause(ErrorKind::Internal, cause)
-            }
-        }
-    }
-}
-
-/// For reads, such as that of a token: nothing was stored. A read with an unknown outcome has failed because the store is
-/// unavailable.
-impl From<StoreError> for ApiError {
-    fn from(error: StoreError) -> Self {
-        match error.kind {
-            Failure::Damaged => Self::with_cause(ErrorKind::Internal, chain(&error)),
-            Failure::Busy => Self::with_cause(ErrorKind::Busy, chain(&error)),
-            Failure::Unknown | Failure::Fatal => {
-                Self::with_cause(ErrorKind::Unavailable, chain(&*error.cause))
-            }
-            Failure::Full | Failure::Unavailable | Failure::Unusable => {
-                Self::with_cause(ErrorKind::Unavailable, chain(&error))
             }
         }
     }

@@ -13,25 +13,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::routing::{get, post};
+use axum::routing::post;
 
-pub(crate) use access_log::log_suppressed;
+pub(crate) use access_log::{log_suppressed, report_suppressed_lines};
 pub use auth::Caller;
 pub use create_plant::{JsonBody, PlantResponse};
 
 use crate::auth::TokenCache;
 use crate::metrics::HttpMetrics;
+use crate::shutdown::Shutdown;
 use crate::writer::Writer;
-use connection::Draining;
 use error::{ApiError, ErrorKind};
 
 /// What handlers and extractors use; each runtime has its own.
 pub struct AppState {
     pub writer: Writer,
-    pub tokens: TokenCache,
+    pub tokens: Arc<TokenCache>,
     pub metrics: Arc<HttpMetrics>,
     pub body_limits: BodyLimits,
-    pub draining: Draining,
+    pub shutdown: Shutdown,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -42,16 +42,8 @@ pub struct BodyLimits {
 }
 
 pub(crate) fn router(state: AppState) -> Router {
-    let routes = Router::new()
-        .route("/plants", post(create_plant::create_plant))
-        .route("/openapi.json", docs::JSON.route())
-        .route("/openapi.yaml", docs::YAML.route())
-        .route("/", get(docs::redirect_from_root))
-        .route("/docs", docs::PAGE.route())
-        .route("/docs/", get(docs::redirect_from_slash))
-        .route("/docs/page.css", docs::STYLE.route())
-        .route("/docs/page.js", docs::SCRIPT.route())
-        .route("/docs/icon.svg", docs::ICON.route());
+    let routes = Router::new().route("/plants", post(create_plant::create_plant));
+    let routes = routes.merge(docs::routes());
     with_fallbacks(routes, state)
 }
 

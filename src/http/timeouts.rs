@@ -3,10 +3,11 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
@@ -14,14 +15,15 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::http::access_log::{REQUEST_ID, log_rejection};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::metrics::HttpMetrics;
+use crate::shutdown::Shutdown;
 
 /// How long the stream reads on after the last response: until the client has sent nothing for this long, and in total.
-const LINGER_SILENCE: Duration = Duration::from_millis(500);
+const LINGER_IDLE_MAX: Duration = Duration::from_millis(500);
 const LINGER_MAX: Duration = Duration::from_secs(10);
 
-/// While the server drains: the timeout for headers that have started to arrive, and the total above.
-const DRAIN_HEADERS_MAX: Duration = Duration::from_millis(500);
-const DRAIN_LINGER_MAX: Duration = Duration::from_secs(1);
+/// While the server closes its connections: the timeout for headers that have started to arrive, and the total above.
+const CLOSING_HEADERS_MAX: Duration = Duration::from_millis(500);
+const CLOSING_LINGER_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
@@ -31,19 +33,12 @@ pub struct Timeouts {
     pub idle: Duration,
 }
 
-/// The phase of a connection, which `connection.rs` sets and the stream reads.
+/// What a connection is doing, and since when; shared by `connection.rs` and the stream.
 #[derive(Clone)]
-pub(super) struct Progress(Arc<Mutex<State>>);
-
-#[derive(Clone, Copy)]
-struct State {
-    phase: Phase,
-    since: Instant,
-    is_draining: bool,
-}
+pub(super) struct Progress(Arc<Mutex<(Activity, Instant)>>);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Activity {
     ReadingHeaders,
     /// The headers are complete; the body has timeouts of its own.
     Responding,
@@ -52,44 +47,20 @@ enum Phase {
     Idle,
 }
 
-impl Default for Progress {
-    fn default() -> Self {
-        Self(Arc::new(Mutex::new(State {
-            phase: Phase::ReadingHeaders,
-            since: Instant::now(),
-            is_draining: false,
-        })))
-    }
-}
-
 impl Progress {
-    pub(super) fn headers_read(&self) {
-        self.set(Phase::Responding);
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new((
+            Activity::ReadingHeaders,
+            Instant::now(),
+        ))))
     }
 
-    pub(super) fn responded(&self) {
-        self.set(Phase::Idle);
+    pub(super) fn set(&self, activity: Activity) {
+        *self.0.lock() = (activity, Instant::now());
     }
 
-    /// Shortens the timeouts. True if headers are arriving, or no request was sent yet.
-    pub(super) fn drain(&self) -> bool {
-        let mut state = self.lock();
-        state.is_draining = true;
-        state.phase == Phase::ReadingHeaders
-    }
-
-    fn set(&self, phase: Phase) {
-        let mut state = self.lock();
-        state.phase = phase;
-        state.since = Instant::now();
-    }
-
-    fn get(&self) -> State {
-        *self.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn activity(&self) -> Activity {
+        self.0.lock().0
     }
 }
 
@@ -97,6 +68,7 @@ pub(super) struct Stream {
     tcp: TcpStream,
     timeouts: Timeouts,
     progress: Progress,
+    shutdown: Shutdown,
     metrics: Arc<HttpMetrics>,
     /// Since when the client has received nothing of what is to be written.
     stalled_since: Option<Instant>,
@@ -105,8 +77,8 @@ pub(super) struct Stream {
     has_received: bool,
     /// The unwritten rest of the response that replaces one of hyper's without a body.
     replacement: Vec<u8>,
-    /// Set after the last response: since when, and when the client will have been silent for long enough.
-    linger: Option<(Instant, Instant)>,
+    /// Set after the last response.
+    lingering_since: Option<Instant>,
 }
 
 impl Stream {
@@ -114,36 +86,36 @@ impl Stream {
         tcp: TcpStream,
         timeouts: Timeouts,
         progress: Progress,
+        shutdown: Shutdown,
         metrics: Arc<HttpMetrics>,
     ) -> Self {
         Self {
             tcp,
             timeouts,
             progress,
+            shutdown,
             metrics,
             stalled_since: None,
             timer: Box::pin(sleep(timeouts.headers)),
             has_received: false,
             replacement: Vec::new(),
-            linger: None,
+            lingering_since: None,
         }
     }
 
-    /// Ready if the client has been silent for too long while the server waits for it.
-    fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let state = self.progress.get();
-        let max = match state.phase {
+    /// Ready if the client has sent nothing for too long while the server waits for it.
+    fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (activity, since) = *self.progress.0.lock();
+        let timeout = match activity {
             _ if self.stalled_since.is_some() => return Poll::Pending,
-            Phase::ReadingHeaders if state.is_draining => {
-                self.timeouts.headers.min(DRAIN_HEADERS_MAX)
+            Activity::Responding => return Poll::Pending,
+            Activity::Idle => self.timeouts.idle,
+            Activity::ReadingHeaders if self.shutdown.is_closing() => {
+                self.timeouts.headers.min(CLOSING_HEADERS_MAX)
             }
-            Phase::ReadingHeaders => self.timeouts.headers,
-            Phase::Idle => self.timeouts.idle,
-            Phase::Responding => return Poll::Pending,
+            Activity::ReadingHeaders => self.timeouts.headers,
         };
-        let deadline = state.since + max;
-        self.poll_timer(cx, deadline)
-            .map(|()| io::ErrorKind::TimedOut.into())
+        self.poll_timer(cx, since + timeout)
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>, deadline: Instant) -> Poll<()> {
@@ -161,8 +133,8 @@ impl Stream {
     fn poll_write_some(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.tcp).poll_write(cx, bytes);
         if polled.is_ready() {
-            if self.stalled_since.take().is_some() && self.progress.get().phase == Phase::Idle {
-                self.progress.set(Phase::Idle); // slow, but still receiving
+            if self.stalled_since.take().is_some() && self.progress.activity() == Activity::Idle {
+                self.progress.set(Activity::Idle); // slow, but still receiving
             }
             return polled;
         }
@@ -192,20 +164,19 @@ impl AsyncRead for Stream {
         if Pin::new(&mut self.tcp).poll_read(cx, buf)?.is_ready() {
             if buf.filled().len() > before {
                 self.has_received = true;
-                if self.progress.get().phase == Phase::Idle {
-                    self.progress.set(Phase::ReadingHeaders);
+                if self.progress.activity() == Activity::Idle {
+                    self.progress.set(Activity::ReadingHeaders);
                 }
             }
             return Poll::Ready(Ok(()));
         }
-        let error = ready!(self.poll_idle_timeout(cx));
-        let in_headers = self.progress.get().phase == Phase::ReadingHeaders && self.has_received;
-        // One attempt, because the client is slow; and only after all of the previous response was written.
-        if in_headers && self.stalled_since.is_none() {
+        ready!(self.poll_idle_timeout(cx));
+        if self.has_received && self.progress.activity() == Activity::ReadingHeaders {
             let response = replacement_response(ErrorKind::RequestTimeout, &self.metrics);
+            // One attempt, because the client is slow.
             let _ = self.tcp.try_write(&response);
         }
-        Poll::Ready(Err(error))
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -236,28 +207,27 @@ impl AsyncWrite for Stream {
     /// the connection, and the reset can overtake the response.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_replacement(cx))?;
-        if self.linger.is_none() {
+        if self.lingering_since.is_none() {
             ready!(Pin::new(&mut self.tcp).poll_shutdown(cx))?;
-            let now = Instant::now();
-            self.linger = Some((now, now + LINGER_SILENCE));
+            self.timer.as_mut().reset(Instant::now() + LINGER_IDLE_MAX);
         }
+        let since = *self.lingering_since.get_or_insert_with(Instant::now);
+        let max = if self.shutdown.is_closing() {
+            CLOSING_LINGER_MAX
+        } else {
+            LINGER_MAX
+        };
         let mut scratch = [0; 4096];
-        while let Some((since, silence)) = self.linger {
+        loop {
             let mut scratch = ReadBuf::new(&mut scratch);
-            let max = if self.progress.get().is_draining {
-                since + DRAIN_LINGER_MAX
-            } else {
-                since + LINGER_MAX
-            };
             match Pin::new(&mut self.tcp).poll_read(cx, &mut scratch) {
-                Poll::Ready(Ok(())) if !scratch.filled().is_empty() && Instant::now() < max => {
-                    self.linger = Some((since, max.min(Instant::now() + LINGER_SILENCE)));
+                Poll::Pending => return self.timer.as_mut().poll(cx).map(Ok),
+                Poll::Ready(Ok(())) if !scratch.filled().is_empty() && since.elapsed() < max => {
+                    self.timer.as_mut().reset(Instant::now() + LINGER_IDLE_MAX);
                 }
-                Poll::Ready(_) => break,
-                Poll::Pending => return self.poll_timer(cx, silence).map(Ok),
+                Poll::Ready(_) => return Poll::Ready(Ok(())),
             }
         }
-        Poll::Ready(Ok(()))
     }
 
     // `is_write_vectored` stays false: hyper then writes a whole response at once, which is faster for small ones and lets
@@ -291,7 +261,7 @@ fn replacement_response(kind: ErrorKind, metrics: &HttpMetrics) -> Vec<u8> {
     let error = ApiError::from(kind);
     let (status, body) = (kind.status(), error.body());
     let mut headers = error.headers();
-    headers.insert(REQUEST_ID, log_rejection(kind, metrics));
+    headers.insert(REQUEST_ID, log_rejection(&error, metrics));
     let mut bytes = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", body.len()).into_bytes();
     for (name, value) in &headers {
         for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {

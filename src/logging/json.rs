@@ -83,26 +83,20 @@ struct JsonString<'a>(&'a str);
 impl Display for JsonString<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
-        f.write_char('"')?;
         if self.0.bytes().all(is_plain) {
-            f.write_str(self.0)?;
-            return f.write_char('"');
+            return write!(f, "\"{}\"", self.0);
         }
-        for c in self.0.chars() {
-            match c {
-                '"' | '\\' => write!(f, "\\{c}")?,
-                '\n' => f.write_str("\\n")?,
-                '\t' => f.write_str("\\t")?,
-                '\r' => f.write_str("\\r")?,
-                c if is_unprintable(c) => {
-                    for unit in c.encode_utf16(&mut [0; 2]) {
-                        write!(f, "\\u{unit:04x}")?;
-                    }
+        let json = serde_json::to_string(self.0).map_err(|_| fmt::Error)?;
+        for c in json.chars() {
+            if is_unprintable(c) {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    write!(f, "\\u{unit:04x}")?;
                 }
-                c => f.write_char(c)?,
+            } else {
+                f.write_char(c)?;
             }
         }
-        f.write_char('"')
+        Ok(())
     }
 }
 

@@ -8,15 +8,16 @@ mod line_limit;
 
 use std::io::{self, IsTerminal, Write};
 use std::panic;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use tracing_subscriber::filter::LevelFilter;
 
 use json::Json;
-pub(crate) use line_limit::{LineLimit, Suppressed};
+pub(crate) use line_limit::LineLimit;
 
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
@@ -28,20 +29,18 @@ const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Flushes and ends the log when it is dropped.
 pub struct Guard {
-    buffer: Buffer,
+    buffer: Arc<Buffer>,
     flushed: Receiver<()>,
 }
 
 /// Starts logging to standard error.
 pub fn start(level: LevelFilter) -> Guard {
-    let buffer = Buffer::default();
-    let for_thread = buffer.clone();
+    let buffer = Arc::new(Buffer::default());
+    let for_thread = Arc::clone(&buffer);
     let flushed = in_background(move || for_thread.flush_to(&mut io::stderr()));
-
-    let for_events = buffer.clone();
     let format = tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_writer(move || for_events.clone());
+        .with_writer(Arc::clone(&buffer));
     if io::stderr().is_terminal() {
         format.with_target(false).init();
     } else {
@@ -85,17 +84,14 @@ fn in_background(work: impl FnOnce() + Send + 'static) -> Receiver<()> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.buffer.lock().is_closed = true;
-        self.buffer.0.changed.notify_one();
+        self.buffer.state.lock().is_closed = true;
+        self.buffer.changed.notify_one();
         let _ = self.flushed.recv_timeout(FINAL_FLUSH_TIMEOUT);
     }
 }
 
-#[derive(Clone, Default)]
-struct Buffer(Arc<Shared>);
-
 #[derive(Default)]
-struct Shared {
+struct Buffer {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -108,22 +104,15 @@ struct State {
 }
 
 impl Buffer {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn flush_to(&self, output: &mut impl Write) {
         let mut lines = Vec::new();
         loop {
+            let mut state = self.state.lock();
             let is_idle = |state: &mut State| state.lines.is_empty() && !state.is_closed;
-            let state = self.0.changed.wait_while(self.lock(), is_idle);
-            let state = state.unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait_while(&mut state, is_idle);
             let is_open = |state: &mut State| !state.is_closed;
-            let gathered = self
-                .0
-                .changed
-                .wait_timeout_while(state, FLUSH_INTERVAL, is_open);
-            let (mut state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
+            self.changed
+                .wait_while_for(&mut state, is_open, FLUSH_INTERVAL);
             std::mem::swap(&mut lines, &mut state.lines);
             let dropped = std::mem::take(&mut state.dropped);
             let is_closed = state.is_closed;
@@ -146,9 +135,9 @@ impl Buffer {
 }
 
 /// The formatter writes each line with one call.
-impl Write for Buffer {
+impl Write for &Buffer {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.lines.len() + line.len() > BUFFER_BYTES_MAX {
             state.dropped += 1;
             return Ok(line.len());
@@ -157,7 +146,7 @@ impl Write for Buffer {
         state.lines.extend_from_slice(line);
         drop(state);
         if is_first {
-            self.0.changed.notify_one();
+            self.changed.notify_one();
         }
         Ok(line.len())
     }
@@ -175,10 +164,9 @@ mod tests {
     fn a_log_that_is_not_read_is_bounded_and_does_not_block() {
         let buffer = Buffer::default();
         for _ in 0..BUFFER_BYTES_MAX {
-            let mut writer = buffer.clone();
-            writer.write_all(b"{}\n").expect("writing never fails");
+            (&buffer).write_all(b"{}\n").expect("writing never fails");
         }
-        let state = buffer.lock();
+        let state = buffer.state.lock();
         assert!(state.lines.len() <= BUFFER_BYTES_MAX);
         assert_eq!(state.lines.len() / 3 + state.dropped, BUFFER_BYTES_MAX);
     }
@@ -186,9 +174,10 @@ mod tests {
     #[test]
     fn lines_that_were_logged_before_the_end_are_written() {
         let buffer = Buffer::default();
-        let mut writer = buffer.clone();
-        writer.write_all(b"a line\n").expect("writing never fails");
-        buffer.lock().is_closed = true;
+        (&buffer)
+            .write_all(b"a line\n")
+            .expect("writing never fails");
+        buffer.state.lock().is_closed = true;
         let mut output = Vec::new();
         buffer.flush_to(&mut output);
         assert_eq!(output, b"a line\n");

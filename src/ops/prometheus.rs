@@ -3,133 +3,105 @@
 
 use std::fmt::Display;
 use std::fs;
-use std::time::SystemTime;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::metrics::{HistogramSnapshot, Metrics};
-use crate::store::FileSizes;
+use crate::metrics::Histogram;
+use crate::ops::Ops;
+use crate::store::{FileSizes, Location, file_sizes};
 use crate::version::COMMIT;
+use crate::writer::HealthCheck;
 
 const US_PER_SECOND: f64 = 1e6;
 const MS_PER_SECOND: f64 = 1e3;
-
-/// The values that are read for one scrape.
-pub(super) struct Scrape<'a> {
-    pub(super) metrics: &'a Metrics,
-    pub(super) limits: Limits,
-    pub(super) is_ready: bool,
-    pub(super) is_draining: bool,
-    pub(super) queue_len: usize,
-    /// None if the kernel did not respond in time.
-    pub(super) process: Option<Process>,
-    /// None for PostgreSQL, or if the kernel did not respond in time.
-    pub(super) file_sizes: Option<FileSizes>,
-}
-
-/// Configured limits that are exported as metrics.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) connections: usize,
-    pub(crate) queue_len: usize,
-    pub(crate) wal_bytes: u64,
-}
 
 /// Name, type, help, and a function that writes the samples; a metric without samples is left out.
 type Metric = (
     &'static str,
     &'static str,
     &'static str,
-    fn(&Scrape<'_>, &mut Samples),
+    fn(&Ops, &System, &mut Samples),
 );
 
 #[rustfmt::skip] // a table
 const METRICS: &[Metric] = &[
     ("plantstore_build_info", "gauge", "Version and commit of the running binary; always 1.",
-        |_, out| out.sample(&[("version", env!("CARGO_PKG_VERSION")), ("commit", COMMIT)], 1)),
+        |_, _, out| out.sample(&[("version", env!("CARGO_PKG_VERSION")), ("commit", COMMIT)], 1)),
     ("plantstore_ready", "gauge", "1 if adds are accepted: the state that /readyz reports.",
-        |s, out| out.value(u8::from(s.is_ready))),
+        |ops, _, out| out.value(u8::from(ops.serving().is_ok_and(|store| store.result().is_ok())))),
     ("plantstore_draining", "gauge", "1 while the server is shutting down and completes the requests in flight.",
-        |s, out| out.value(u8::from(s.is_draining))),
+        |ops, _, out| out.value(u8::from(ops.shutdown.is_draining()))),
     ("plantstore_http_requests_total", "counter", "Requests by response status and error code.",
-        |s, out| for (status, error, count) in s.metrics.responses() {
+        |ops, _, out| for (status, error, count) in ops.metrics.responses() {
             let error = error.map_or("none".to_owned(), |error| error.to_string());
             out.sample(&[("status", &status.to_string()), ("error_code", &error)], count);
         }),
     ("plantstore_http_request_duration_seconds", "histogram", "Time from the end of the request headers to the response, by status class.",
-        |s, out| for (class, durations_us) in s.metrics.request_durations_us() {
+        |ops, _, out| for (class, durations_us) in ops.metrics.request_durations_us() {
             out.histogram(&[("class", &format!("{class}xx"))], &durations_us, US_PER_SECOND);
         }),
     ("plantstore_connections", "gauge", "Open connections to the public listener.",
-        |s, out| out.value(s.metrics.connections_open())),
+        |ops, _, out| out.value(ops.metrics.connections_open())),
     ("plantstore_connections_max", "gauge", "Limit of open connections; further ones wait to be accepted.",
-        |s, out| out.value(s.limits.connections)),
+        |ops, _, out| out.value(ops.settings.max_connections)),
     ("plantstore_connections_accepted_total", "counter", "Accepted connections to the public listener.",
-        |s, out| out.value(s.metrics.connections_accepted.value())),
+        |ops, _, out| out.value(ops.metrics.connections_accepted.value())),
     ("plantstore_adds_total", "counter", "Adds by outcome, as reported to the client.",
-        |s, out| for (outcome, count) in s.metrics.adds.by_outcome() {
+        |ops, _, out| for (outcome, count) in ops.metrics.adds.by_outcome() {
             out.sample(&[("outcome", outcome)], count.value());
         }),
     ("plantstore_queue_plants", "gauge", "Plants waiting in the queue; a token update or a probe counts as one.",
-        |s, out| out.value(s.queue_len)),
+        |ops, _, out| out.value(ops.health_check.get().map_or(0, HealthCheck::queue_len))),
     ("plantstore_queue_plants_max", "gauge", "Limit of the queue; further adds get a 503.",
-        |s, out| out.value(s.limits.queue_len)),
+        |ops, _, out| out.value(ops.settings.max_queue)),
     ("plantstore_batch_plants", "histogram", "Plants per successful commit.",
-        |s, out| out.histogram(&[], &s.metrics.batch_plants.snapshot(), 1.0)),
+        |ops, _, out| out.histogram(&[], &ops.metrics.batch_plants, 1.0)),
     ("plantstore_commit_duration_seconds", "histogram", "Duration of a successful commit of plants, from handing the batch to the store to its result.",
-        |s, out| out.histogram(&[], &s.metrics.commit_durations_us.snapshot(), US_PER_SECOND)),
+        |ops, _, out| out.histogram(&[], &ops.metrics.commit_durations_us, US_PER_SECOND)),
     ("plantstore_last_commit_timestamp_seconds", "gauge", "Time of the last successful commit, of plants or of a probe, in seconds since 1970; 0 before the first.",
-        |s, out| out.value(in_units(s.metrics.last_commit_ms.value(), MS_PER_SECOND))),
+        |ops, _, out| out.value(in_units(ops.metrics.last_commit_ms.load(Ordering::Relaxed), MS_PER_SECOND))),
     ("plantstore_store_size_bytes", "gauge", "Size of the database file, without its WAL.",
-        |s, out| out.values(s.file_sizes.map(|file_sizes| file_sizes.database))),
+        |_, system, out| out.values(system.files.map(|files| files.database))),
     ("plantstore_store_wal_size_bytes", "gauge", "Size of the WAL file.",
-        |s, out| out.values(s.file_sizes.map(|file_sizes| file_sizes.wal))),
+        |_, system, out| out.values(system.files.map(|files| files.wal))),
     ("plantstore_store_wal_max_bytes", "gauge", "Limit of the WAL size; adds are rejected beyond it.",
-        |s, out| out.values(s.file_sizes.map(|_| s.limits.wal_bytes))),
+        |ops, system, out| out.values(system.files.map(|_| ops.settings.wal.max_wal_bytes))),
     ("plantstore_token_cache_entries", "gauge", "Tokens in the cache.",
-        |s, out| out.value(s.metrics.token_cache_entries.value())),
+        |ops, _, out| out.value(ops.metrics.token_cache_entries.load(Ordering::Relaxed))),
     ("plantstore_token_cache_lookups_total", "counter", "Token lookups by result: hit, or miss (read from the store).",
-        |s, out| {
-            out.sample(&[("result", "hit")], s.metrics.token_cache_hits());
-            out.sample(&[("result", "miss")], s.metrics.token_cache_misses.value());
+        |ops, _, out| {
+            out.sample(&[("result", "hit")], ops.metrics.token_cache_hits());
+            out.sample(&[("result", "miss")], ops.metrics.token_cache_misses.value());
         }),
     ("process_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970.",
-        |s, out| out.values(s.metrics.started_at.duration_since(SystemTime::UNIX_EPOCH).map(|at| at.as_secs_f64()))),
+        |ops, _, out| out.values(ops.metrics.started_at.duration_since(SystemTime::UNIX_EPOCH).map(|at| at.as_secs_f64()))),
     ("process_cpu_seconds_total", "counter", "User and system CPU time.",
-        |s, out| out.values(s.process.as_ref().map(|process| process.cpu_seconds))),
+        |_, system, out| out.values(system.cpu_seconds)),
     ("process_resident_memory_bytes", "gauge", "Resident memory.",
-        |s, out| out.values(s.process.as_ref().and_then(|process| process.resident_bytes))),
+        |_, system, out| out.values(system.resident_bytes)),
     ("process_virtual_memory_bytes", "gauge", "Virtual memory.",
-        |s, out| out.values(s.process.as_ref().and_then(|process| process.virtual_bytes))),
+        |_, system, out| out.values(system.virtual_bytes)),
     ("process_open_fds", "gauge", "Open file descriptors.",
-        |s, out| out.values(s.process.as_ref().and_then(|process| process.open_fds))),
+        |_, system, out| out.values(system.open_fds)),
     ("process_max_fds", "gauge", "Limit of open file descriptors.",
-        |s, out| out.values(s.process.as_ref().and_then(|process| process.max_fds))),
+        |_, system, out| out.values(system.max_fds)),
 ];
 
 /// The response body of `/metrics`.
-pub(super) fn exposition(scrape: &Scrape<'_>) -> String {
+pub(super) fn exposition(ops: &Ops, system: &System) -> String {
     let mut text = String::new();
     for (name, kind, help, read) in METRICS {
         let mut samples = Samples {
             name,
             text: String::new(),
         };
-        read(scrape, &mut samples);
+        read(ops, system, &mut samples);
         if !samples.text.is_empty() {
-            text += &[
-                "# HELP ",
-                name,
-                " ",
-                help,
-                "\n# TYPE ",
-                name,
-                " ",
-                kind,
-                "\n",
-            ]
-            .concat();
+            let header = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
+            text += &header;
             text += &samples.text;
         }
     }
@@ -159,27 +131,29 @@ impl Samples {
     }
 
     /// `unit` is how many of the recorded unit make one of the exported unit. Exported buckets are cumulative.
-    fn histogram(&mut self, labels: Labels<'_>, snapshot: &HistogramSnapshot, unit: f64) {
+    fn histogram(&mut self, labels: Labels<'_>, histogram: &Histogram, unit: f64) {
         let mut total = 0;
-        for (index, count) in snapshot.counts.iter().enumerate() {
-            total += count;
-            let bound = snapshot.bounds.get(index);
+        for (index, count) in histogram.counts.iter().enumerate() {
+            total += count.value();
+            let bound = histogram.bounds.get(index);
             let bound = bound.map_or("+Inf".to_owned(), |b| in_units(*b, unit).to_string());
             self.line("_bucket", &[labels, &[("le", &bound)]].concat(), total);
         }
-        self.line("_sum", labels, in_units(snapshot.sum, unit));
+        self.line("_sum", labels, in_units(histogram.sum.value(), unit));
         self.line("_count", labels, total);
     }
 
     fn line(&mut self, suffix: &str, labels: Labels<'_>, value: impl Display) {
-        self.text += &[self.name, suffix].concat();
-        for (index, (name, value)) in labels.iter().enumerate() {
-            let separator = if index == 0 { "{" } else { "," };
-            self.text += &[separator, name, "=\"", value, "\""].concat();
-        }
-        self.text += if labels.is_empty() { " " } else { "} " };
-        self.text += &value.to_string();
-        self.text.push('\n');
+        let labels: Vec<_> = labels
+            .iter()
+            .map(|(name, value)| format!("{name}=\"{value}\""))
+            .collect();
+        let labels = match &labels[..] {
+            [] => String::new(),
+            _ => format!("{{{}}}", labels.join(",")),
+        };
+        let line = format!("{}{suffix}{labels} {value}\n", self.name);
+        self.text += &line;
     }
 }
 
@@ -191,38 +165,37 @@ fn in_units(value: u64, unit: f64) -> f64 {
     value as f64 / unit
 }
 
-/// What the kernel reports about the process; `None` where it does not report a value.
-pub(super) struct Process {
-    cpu_seconds: f64,
+/// What the kernel reports about the process and the files of the store; `None` where it reports nothing, or not in time.
+#[derive(Default)]
+pub(super) struct System {
+    cpu_seconds: Option<f64>,
     resident_bytes: Option<u64>,
     virtual_bytes: Option<u64>,
-    open_fds: Option<u64>,
+    open_fds: Option<usize>,
     max_fds: Option<u64>,
+    /// None for PostgreSQL.
+    files: Option<FileSizes>,
 }
 
-impl Process {
-    pub(super) fn read() -> Self {
+impl System {
+    pub(super) fn read(location: &Location) -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let bytes = |name| Some(kibibytes(&status, name)? * 1024);
+        let bytes = |name| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+            let kibibytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+            Some(kibibytes * 1024)
+        };
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
+        let cpu = Duration::try_from(cpu).ok();
+        let fds = fs::read_dir("/proc/self/fd").ok();
         Self {
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "less than a century of CPU time"
-            )]
-            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+            cpu_seconds: cpu.map(|time| time.as_secs_f64()),
             resident_bytes: bytes("VmRSS:"),
             virtual_bytes: bytes("VmSize:"),
             // Without the descriptor that reads the directory.
-            open_fds: fs::read_dir("/proc/self/fd")
-                .ok()
-                .map(|fds| (fds.count() as u64).saturating_sub(1)),
+            open_fds: fds.map(|fds| fds.count().saturating_sub(1)),
             max_fds: getrlimit(Resource::Nofile).current,
+            files: file_sizes(location),
         }
     }
-}
-
-fn kibibytes(status: &str, name: &str) -> Option<u64> {
-    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
-    value.trim().strip_suffix(" kB")?.parse().ok()
 }

@@ -16,13 +16,14 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::auth::TokenCache;
 use crate::config::Settings;
-use crate::http::connection::{self, Draining};
+use crate::http::connection;
 use crate::http::timeouts::Timeouts;
 use crate::http::{self, AppState, BodyLimits};
 use crate::logging::LineLimit;
 use crate::metrics::{HttpMetrics, Metrics};
-use crate::ops;
+use crate::server::ops_listener;
 use crate::server::runtimes::Runtimes;
+use crate::shutdown::{Phase, Shutdown};
 use crate::store::{Location, Store};
 use crate::writer::Writer;
 
@@ -36,11 +37,11 @@ static ACCEPT_ERRORS: LineLimit = LineLimit::new(1, Duration::from_secs(10));
 pub(super) struct Connections {
     runtimes: Runtimes<(Router, Arc<HttpMetrics>)>,
     timeouts: Timeouts,
-    draining: Draining,
     metrics: Arc<Metrics>,
     permits: Arc<Semaphore>,
     tasks: JoinSet<()>,
-    stop: watch::Sender<()>,
+    phase: watch::Sender<Phase>,
+    shutdown: Shutdown,
 }
 
 impl Connections {
@@ -49,8 +50,8 @@ impl Connections {
         settings: &Settings,
         writer: Writer,
         token_store: Store,
-        draining: Draining,
         metrics: Arc<Metrics>,
+        (phase, shutdown): (watch::Sender<Phase>, Shutdown),
     ) -> anyhow::Result<Self> {
         let timeout = settings.store_timeout;
         let tokens = TokenCache::new(token_store, writer.clone(), Arc::clone(&metrics), timeout);
@@ -64,7 +65,7 @@ impl Connections {
                     bytes_max: settings.body.max_body_bytes,
                     timeout: settings.body_timeout,
                 },
-                draining: draining.clone(),
+                shutdown: shutdown.clone(),
             });
             (router, http_metrics)
         })?;
@@ -75,11 +76,11 @@ impl Connections {
                 headers: settings.header_timeout,
                 idle: settings.idle_timeout,
             },
-            draining,
             metrics,
             permits: Arc::new(Semaphore::new(settings.max_connections)),
             tasks: JoinSet::new(),
-            stop: watch::Sender::new(()),
+            phase,
+            shutdown,
         })
     }
 
@@ -88,16 +89,10 @@ impl Connections {
         loop {
             let permit = Arc::clone(&self.permits).acquire_owned().await;
             let permit = permit.expect("the semaphore is never closed");
-            let accepted = listener.accept().await;
-            match accepted.and_then(|(stream, _)| stream.into_std()) {
-                Ok(stream) => self.spawn(stream, permit),
-                // The client has disconnected already, or there are no file descriptors left.
-                Err(error) => {
-                    if ACCEPT_ERRORS.admit(Instant::now().into_std()).is_ok() {
-                        tracing::warn!(%error, "cannot accept a connection");
-                    }
-                    sleep(ACCEPT_RETRY).await;
-                }
+            if let Some(stream) = accept(listener, "public").await
+                && let Ok(stream) = stream.into_std()
+            {
+                self.spawn(stream, permit);
             }
             while self.tasks.try_join_next().is_some() {}
         }
@@ -123,13 +118,18 @@ impl Connections {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let timeouts = self.timeouts;
-        let (draining, stop) = (self.draining.clone(), self.stop.subscribe());
+        let shutdown = self.shutdown.clone();
         let open = self.metrics.connection();
         self.runtimes
             .spawn(&mut self.tasks, stream, async move |stream, service| {
-                connection::serve(stream, service, timeouts, draining, stop).await;
+                connection::serve(stream, service, timeouts, shutdown).await;
                 drop((permit, open));
             });
+    }
+
+    /// From now on every response asks to close its connection, and the service is not ready.
+    pub(super) fn start_draining(&self) {
+        self.phase.send_replace(Phase::Draining);
     }
 
     /// Lets clients send a last request, then closes idle connections and waits for the others.
@@ -142,7 +142,7 @@ impl Connections {
 
     /// Closes idle connections and waits for the others.
     pub(super) async fn close(&mut self, deadline: Instant) {
-        self.stop.send_replace(());
+        self.phase.send_replace(Phase::Closing);
         if timeout_at(deadline, self.all_closed()).await.is_err() {
             tracing::warn!(
                 connections = self.tasks.len(),
@@ -153,6 +153,24 @@ impl Connections {
 
     async fn all_closed(&mut self) {
         while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// None after an error, which is logged at most once in ten seconds: the client has disconnected already, or there are no
+/// file descriptors left.
+pub(super) async fn accept(
+    listener: &TcpListener,
+    name: &'static str,
+) -> Option<tokio::net::TcpStream> {
+    match listener.accept().await {
+        Ok((stream, _)) => Some(stream),
+        Err(error) => {
+            if ACCEPT_ERRORS.admit(Instant::now().into_std()) {
+                tracing::warn!(%error, listener = name, "cannot accept a connection");
+            }
+            sleep(ACCEPT_RETRY).await;
+            None
+        }
     }
 }
 
@@ -198,7 +216,7 @@ fn reserved_fds(settings: &Settings) -> usize {
     };
     // The main thread and that of the private listener have a runtime too.
     BASE_FDS
-        + ops::CONNECTIONS_MAX
+        + ops_listener::CONNECTIONS_MAX
         + (cores + 2) * FDS_PER_RUNTIME
         + database_connections * FDS_PER_DATABASE_CONNECTION
 }

@@ -3,6 +3,7 @@
 
 mod bootstrap;
 mod listener;
+mod ops_listener;
 mod runtimes;
 mod sd_notify;
 
@@ -18,10 +19,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::config::Settings;
 use crate::http;
-use crate::http::connection::Draining;
 use crate::http::error::ErrorKind;
 use crate::metrics::Metrics;
-use crate::ops::{Limits, Ops};
+use crate::ops::Ops;
+use crate::shutdown::Shutdown;
 use crate::store::{Location, Mode, Store};
 use crate::version::VERSION;
 use crate::writer::{Writer, WriterThreads};
@@ -44,25 +45,30 @@ const STUCK: &str =
 
 /// Runs the service until a signal ends it or its store fails.
 pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
-    let mut signals = Signals::new()?;
-    let settings = &Settings {
+    let signals = Signals::new()?;
+    let settings = Arc::new(Settings {
         max_connections: listener::max_connections(settings)?,
         ..settings.clone()
-    };
+    });
 
     // Both ports are bound first, so that nothing is created if one is in use; the public one listens only when the store
     // is ready.
     let socket = bind(settings.listen, "--listen")?;
     let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
-    let (ops, ops_address) = start_ops(settings, Arc::clone(&metrics))?;
-    let Stores {
-        writers,
-        tokens,
-        first_token,
-    } = {
-        let settings = settings.clone();
-        tokio::task::spawn_blocking(move || open_stores(&settings)).await??
+    let (phase, shutdown) = Shutdown::channel();
+    let ops = Ops::new(
+        Arc::clone(&metrics),
+        Arc::clone(&settings),
+        shutdown.clone(),
+    );
+    let ops_address = match settings.ops_listen {
+        Some(address) => Some(start_ops(&ops, address, settings.listen)?),
+        None => None,
     };
+
+    let for_opening = Arc::clone(&settings);
+    let open = tokio::task::spawn_blocking(move || open_stores(&for_opening));
+    let (writers, tokens, first_token) = open.await??;
     let (writer, writer_threads) = Writer::spawn(
         writers,
         settings.max_queue,
@@ -70,11 +76,8 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         Arc::clone(&metrics),
     );
 
-    let listener = socket
-        .listen(BACKLOG)
-        .with_context(|| cannot_listen(settings.listen, "--listen"))?;
+    let (listener, address) = listen(socket, settings.listen, "--listen")?;
     ops.set_serving(writer.health_check());
-    let address = listener.local_addr().context("cannot listen")?;
     tracing::info!(
         version = VERSION,
         %address,
@@ -86,36 +89,18 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         bootstrap::print_example_request(&token_path, reachable(address));
     }
 
-    let draining = Draining::default();
-    let connections = Connections::new(settings, writer, tokens, draining.clone(), metrics)?;
-    let start_draining = move || {
-        draining.start();
-        ops.set_draining();
-    };
+    let connections = Connections::new(&settings, writer, tokens, metrics, (phase, shutdown))?;
+    tokio::spawn(http::report_suppressed_lines());
     sd_notify::ready(address);
-    let result = serve(
-        listener,
-        connections,
-        start_draining,
-        writer_threads,
-        &mut signals,
-        settings.drain_timeout,
-    )
-    .await;
+    let timeout = settings.drain_timeout;
+    let result = serve(listener, connections, writer_threads, signals, timeout).await;
     http::log_suppressed();
     result
 }
 
-/// The connections to the store.
-struct Stores {
-    /// One per writer thread.
-    writers: Vec<Store>,
-    /// For reading tokens.
-    tokens: Store,
-    first_token: Option<PathBuf>,
-}
-
-fn open_stores(settings: &Settings) -> anyhow::Result<Stores> {
+/// Opens the connections to the store: one per writer thread, and one for reading tokens. Also the path of the first token,
+/// if it was created.
+fn open_stores(settings: &Settings) -> anyhow::Result<(Vec<Store>, Store, Option<PathBuf>)> {
     let location = &settings.store.location;
     // Shorter than the timeout of the request, so that the client gets the store's reason.
     let timeout = settings.store_timeout * 7 / 8;
@@ -128,26 +113,22 @@ fn open_stores(settings: &Settings) -> anyhow::Result<Stores> {
         // Other nodes may use a PostgreSQL database too, and it may be unavailable now.
         _ => None,
     };
-    Ok(Stores {
-        writers,
-        tokens: Store::open(location, Mode::ServeTokens { timeout })?,
-        first_token,
-    })
+    let tokens = Store::open(location, Mode::ServeTokens { timeout })?;
+    Ok((writers, tokens, first_token))
 }
 
 async fn serve(
     listener: TcpListener,
     mut connections: Connections,
-    start_draining: impl Fn(),
     mut writer_threads: WriterThreads,
-    signals: &mut Signals,
+    mut signals: Signals,
     drain_timeout: Duration,
 ) -> anyhow::Result<()> {
     tokio::select! {
         () = connections.accept_from(&listener) => {}
         () = signals.next() => {}
         ended = writer_threads.ended() => {
-            start_draining();
+            connections.start_draining();
             drop(listener);
             connections.close(Instant::now() + FATAL_DRAIN_TIMEOUT).await;
             return ended.context(FATAL);
@@ -155,7 +136,7 @@ async fn serve(
     }
     tracing::info!("draining");
     sd_notify::stopping(drain_timeout);
-    start_draining();
+    connections.start_draining();
     let deadline = Instant::now() + drain_timeout;
     connections.accept_backlog(listener);
     tokio::select! {
@@ -197,34 +178,21 @@ impl Signals {
     }
 }
 
-/// Starts the private listener, if it is configured.
 fn start_ops(
-    settings: &Settings,
-    metrics: Arc<Metrics>,
-) -> anyhow::Result<(Ops, Option<SocketAddr>)> {
-    let limits = Limits {
-        connections: settings.max_connections,
-        queue_len: settings.max_queue,
-        wal_bytes: settings.wal.max_wal_bytes,
-    };
-    let ops = Ops::new(metrics, settings.store.location.clone(), limits);
-    let Some(address) = settings.ops_listen else {
-        return Ok((ops, None));
-    };
+    ops: &Arc<Ops>,
+    address: SocketAddr,
+    public: SocketAddr,
+) -> anyhow::Result<SocketAddr> {
     // Checked here, because two sockets may be bound to one address as long as neither listens.
     anyhow::ensure!(
-        address != settings.listen || address.port() == 0,
+        address != public || address.port() == 0,
         "--listen and --ops-listen are both {address}; choose another --ops-listen"
     );
-    let listener = bind(address, "--ops-listen")?
-        .listen(BACKLOG)
-        .with_context(|| cannot_listen(address, "--ops-listen"))?;
-    let address = listener.local_addr().context("cannot listen")?;
-    let listener = listener.into_std();
-    listener
-        .and_then(|listener| ops.clone().start(listener))
+    let socket = bind(address, "--ops-listen")?;
+    let (listener, address) = listen(socket, address, "--ops-listen")?;
+    ops_listener::start(listener, Arc::clone(ops).router())
         .context("cannot start the private listener")?;
-    Ok((ops, Some(address)))
+    Ok(address)
 }
 
 fn bind(address: SocketAddr, setting: &str) -> anyhow::Result<TcpSocket> {
@@ -233,13 +201,24 @@ fn bind(address: SocketAddr, setting: &str) -> anyhow::Result<TcpSocket> {
     } else {
         TcpSocket::new_v6()
     };
-    socket
-        .and_then(|socket| {
-            socket.set_reuseaddr(true)?; // a restart does not wait for old connections to time out
-            socket.bind(address)?;
-            Ok(socket)
-        })
-        .with_context(|| cannot_listen(address, setting))
+    let bound = socket.and_then(|socket| {
+        socket.set_reuseaddr(true)?; // a restart does not wait for old connections to time out
+        socket.bind(address)?;
+        Ok(socket)
+    });
+    bound.with_context(|| cannot_listen(address, setting))
+}
+
+/// The listener and its address, which has a port even if `address` has none.
+fn listen(
+    socket: TcpSocket,
+    address: SocketAddr,
+    setting: &str,
+) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = socket.listen(BACKLOG);
+    let listener = listener.with_context(|| cannot_listen(address, setting))?;
+    let address = listener.local_addr().context("cannot listen")?;
+    Ok((listener, address))
 }
 
 fn cannot_listen(address: SocketAddr, setting: &str) -> String {

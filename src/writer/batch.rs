@@ -1,16 +1,17 @@
 //! A batch: the jobs of one transaction. The replies wait in `InFlight`, where the watch finds them if the commit is
 //! stuck, and are sent only after the commit.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 use crate::plant::Plant;
 use crate::store::{Addition, Failure, Outcome, Store, StoreError, TokenId, chain};
 use crate::writer::AddError;
 use crate::writer::health::{Health, NotReady};
-use crate::writer::queue::{Job, Queue, lock};
+use crate::writer::queue::{Job, Queue};
 use crate::writer::reply::{Reply, reply_all};
 
 /// The most plants, and approximately the most bytes of them, in one transaction.
@@ -29,18 +30,19 @@ pub(super) struct InFlight(Mutex<Option<(Instant, Vec<Reply>)>>);
 impl InFlight {
     /// The replies that were not sent yet.
     pub(super) fn take_replies(&self) -> Vec<Reply> {
-        match &mut *lock(&self.0) {
+        match &mut *self.0.lock() {
             Some((_, replies)) => std::mem::take(replies),
             None => Vec::new(),
         }
     }
 
     pub(super) fn end(&self) {
-        *lock(&self.0) = None;
+        *self.0.lock() = None;
     }
 
     pub(super) fn is_stuck(&self, timeout: Duration) -> bool {
-        lock(&self.0)
+        self.0
+            .lock()
             .as_ref()
             .is_some_and(|(since, _)| since.elapsed() >= timeout)
     }
@@ -62,13 +64,13 @@ impl Batch {
         concurrent_clients: usize,
     ) -> Option<Self> {
         let mut batch = Self::default();
-        let mut jobs = lock(&queue.jobs);
+        let mut jobs = queue.jobs.lock();
         let first = jobs.blocking_recv()?;
         if concurrent_clients >= GATHER_CLIENTS_MIN {
             let len = concurrent_clients / 2 - 1;
             queue.wake_up.wait(&jobs, len, GATHER_TIMEOUT);
         }
-        let mut slot = lock(&in_flight.0);
+        let mut slot = in_flight.0.lock();
         let (_, replies) = slot.insert((Instant::now(), Vec::new()));
         batch.push(first, replies);
         while !batch.is_full()

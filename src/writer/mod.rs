@@ -12,8 +12,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use jiff::Timestamp;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 
 use crate::metrics::{Adds, Counter, Metrics};
 use crate::plant::{NewPlant, Plant};
@@ -35,11 +37,8 @@ pub struct Writer {
     metrics: Arc<Metrics>,
 }
 
-/// The threads behind a `Writer`.
-pub struct WriterThreads {
-    running: usize,
-    ended: mpsc::Receiver<thread::Result<Result<(), StoreError>>>,
-}
+/// The threads behind a `Writer`: each sends its result when it ends.
+pub struct WriterThreads(mpsc::Receiver<anyhow::Result<()>>);
 
 /// Why a plant was not added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -119,8 +118,7 @@ impl Writer {
     where
         F: FnOnce(&Queue, &InFlight) -> Result<(), StoreError> + Send + 'static,
     {
-        let running = bodies.len();
-        let (jobs, queue) = Queue::new(queue_len_max, running, Arc::clone(&metrics));
+        let (jobs, queue) = Queue::new(queue_len_max, bodies.len(), Arc::clone(&metrics));
         let queue = Arc::new(queue);
         tokio::spawn(watch(Arc::downgrade(&queue), reply_timeout));
         let health_check = HealthCheck {
@@ -129,12 +127,15 @@ impl Writer {
             health: Arc::clone(&queue.health),
         };
         tokio::spawn(health_check.clone().run(reply_timeout));
-        let (end, ended) = mpsc::channel(running);
+        let (end, ended) = mpsc::channel(bodies.len());
         for (number, body) in bodies.into_iter().enumerate() {
             let (queue, end) = (Arc::clone(&queue), end.clone());
             let work = move || {
                 let body = AssertUnwindSafe(|| body(&queue, &queue.in_flight[number]));
-                let result = panic::catch_unwind(body);
+                let result = match panic::catch_unwind(body) {
+                    Ok(result) => result.map_err(Into::into),
+                    Err(_) => Err(anyhow!("a writer thread panicked")),
+                };
                 drop(queue); // requests that wait get their replies before the end is reported
                 let _ = end.try_send(result);
             };
@@ -150,7 +151,7 @@ impl Writer {
             health_check,
             metrics,
         };
-        (writer, WriterThreads { running, ended })
+        (writer, WriterThreads(ended))
     }
 
     /// The same writer, with replies that are dispatched on the current runtime.
@@ -171,16 +172,11 @@ impl Writer {
         let (reply, received) = self.replies.reply();
         let job = Job::Add(Addition { plant, token }, reply);
         let adds = &self.metrics.adds;
-        self.jobs.try_send(job).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => {
-                adds.queue_full.add(1);
-                AddError::Busy
-            }
-            mpsc::error::TrySendError::Closed(_) => {
-                adds.unknown.add(1);
-                AddError::Unknown
-            }
-        })?;
+        // A closed queue drops the job, and with it the reply.
+        if let Err(TrySendError::Full(_)) = self.jobs.try_send(job) {
+            adds.queue_full.add(1);
+            return Err(AddError::Busy);
+        }
         self.wake_up
             .queued(self.jobs.max_capacity() - self.jobs.capacity());
         received.await.unwrap_or_else(|_| {
@@ -198,12 +194,8 @@ impl Writer {
 impl WriterThreads {
     /// Waits until all threads have ended after the last `Writer` was dropped, or until one has failed.
     pub(crate) async fn ended(&mut self) -> anyhow::Result<()> {
-        while self.running > 0 {
-            match self.ended.recv().await {
-                Some(Ok(result)) => result?,
-                _ => anyhow::bail!("a writer thread panicked"),
-            }
-            self.running -= 1;
+        while let Some(result) = self.0.recv().await {
+            result?;
         }
         Ok(())
     }

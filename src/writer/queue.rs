@@ -2,11 +2,12 @@
 //! that replies for threads that are stuck in a commit.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -57,7 +58,7 @@ impl Queue {
     }
 
     pub(super) fn len(&self) -> usize {
-        lock(&self.jobs).len()
+        self.jobs.lock().len()
     }
 
     /// True if every writer thread has been in a commit for at least `timeout`.
@@ -79,7 +80,7 @@ pub(super) struct WakeUp {
 impl WakeUp {
     pub(super) fn wait(&self, jobs: &mpsc::Receiver<Job>, len: usize, timeout: Duration) {
         let deadline = Instant::now() + timeout;
-        *lock(&self.thread) = Some(thread::current());
+        *self.thread.lock() = Some(thread::current());
         self.len.store(len, Ordering::SeqCst);
         while jobs.len() < len
             && let Some(remaining) = deadline.checked_duration_since(Instant::now())
@@ -95,7 +96,7 @@ impl WakeUp {
         if len != 0
             && queue_len >= len
             && self.len.swap(0, Ordering::SeqCst) != 0
-            && let Some(thread) = &*lock(&self.thread)
+            && let Some(thread) = &*self.thread.lock()
         {
             thread.unpark();
         }
@@ -119,7 +120,7 @@ pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
             reply_all(replies.map(|reply| (reply, Err(AddError::Unknown))));
         }
         if queue.is_stuck(reply_timeout)
-            && let Ok(mut jobs) = queue.jobs.try_lock()
+            && let Some(mut jobs) = queue.jobs.try_lock()
         {
             let queued = std::iter::from_fn(|| jobs.try_recv().ok());
             reply_all(queued.filter_map(|job| match job {
@@ -131,9 +132,4 @@ pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
             }));
         }
     }
-}
-
-/// Ignores poisoning: after the panic of a writer thread the replies are still sent, and then the process ends.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

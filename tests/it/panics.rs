@@ -6,11 +6,10 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use plantstore::{
-    AppState, BodyLimits, Draining, Metrics, Mode, Store, Timeouts, TokenCache, Writer,
+    AppState, BodyLimits, Metrics, Mode, Shutdown, Store, Timeouts, TokenCache, Writer,
     serve_connection, with_fallbacks,
 };
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 
 use crate::harness::{Client, directory};
 
@@ -42,7 +41,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
             bytes_max: 1,
             timeout,
         },
-        draining: Draining::default(),
+        shutdown: Shutdown::default(),
     };
     let router = with_fallbacks(Router::new().route("/panic", get(panics)), state);
     let listener = runtime
@@ -55,13 +54,11 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
             headers: timeout,
             idle: timeout,
         };
-        let stop = watch::Sender::new(());
         serve_connection(
             stream,
             (router, http_metrics),
             timeouts,
-            Draining::default(),
-            stop.subscribe(),
+            Shutdown::default(),
         )
         .await;
     });
