@@ -30,7 +30,7 @@ pub(crate) enum AuthError {
     },
     /// The token could not be read; nothing was stored.
     Store {
-        outcome: AddError,
+        failure: Failure,
         cause: String,
     },
     Panic(String),
@@ -97,14 +97,14 @@ impl TokenCache {
 
     /// The add is counted with those that the store has rejected.
     fn read_failed(&self, error: &StoreError) -> AuthError {
-        let (outcome, cause) = match error.kind {
-            // A read with an unknown outcome has failed because the store is unavailable.
-            Failure::Unknown | Failure::Fatal => (AddError::Unavailable, chain(&*error.cause)),
-            Failure::Full => (AddError::Unavailable, chain(error)),
-            _ => (AddError::from(error), chain(error)),
+        let failure = match error.kind {
+            // Nothing was written, so its outcome is not unknown.
+            Failure::Unknown | Failure::Fatal | Failure::Full => Failure::Unavailable,
+            kind => kind,
         };
-        outcome.counter(&self.metrics.adds).add(1);
-        AuthError::Store { outcome, cause }
+        AddError::Store(failure).counter(&self.metrics.adds).add(1);
+        let cause = chain(&*error.cause);
+        AuthError::Store { failure, cause }
     }
 
     fn cached(&self, digest: &TokenDigest, metrics: &HttpMetrics) -> Option<CachedToken> {

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::auth::AuthError;
 use crate::plant::Invalid;
+use crate::store::Failure;
 use crate::writer::AddError;
 
 macro_rules! catalogue {
@@ -198,9 +199,9 @@ impl From<AuthError> for ApiError {
                     ..Self::new(ErrorKind::TooManyRequests, message)
                 }
             }
-            AuthError::Store { outcome, cause } => Self {
+            AuthError::Store { failure, cause } => Self {
                 cause: Some(cause),
-                ..outcome.into()
+                ..AddError::Store(failure).into()
             },
             AuthError::Panic(message) => Self::with_cause(ErrorKind::Internal, message),
         }
@@ -222,13 +223,15 @@ impl From<AddError> for ApiError {
     fn from(error: AddError) -> Self {
         match error {
             AddError::Conflict => ErrorKind::Conflict.into(),
-            AddError::Busy => ErrorKind::Busy.into(),
-            AddError::Full => ErrorKind::StoreFull.into(),
-            AddError::Unavailable => ErrorKind::Unavailable.into(),
-            AddError::Unknown => ErrorKind::Unknown.into(),
-            AddError::Damaged => {
-                let cause = format!("{error}: run `plantstore check`, restore a backup");
-                Self::with_cause(ErrorKind::Internal, cause)
+            AddError::Store(Failure::Busy) => ErrorKind::Busy.into(),
+            AddError::Store(Failure::Full) => ErrorKind::StoreFull.into(),
+            AddError::Store(Failure::Unavailable | Failure::Unusable) => {
+                ErrorKind::Unavailable.into()
+            }
+            AddError::Store(Failure::Unknown | Failure::Fatal) => ErrorKind::Unknown.into(),
+            AddError::Store(Failure::Damaged) => {
+                let cause = "the stored plant is damaged: run `plantstore check`, restore a backup";
+                Self::with_cause(ErrorKind::Internal, cause.to_owned())
             }
         }
     }

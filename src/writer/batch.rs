@@ -133,7 +133,7 @@ impl Batch {
                         Outcome::Added => (&adds.added, Ok(plant)),
                         Outcome::Replayed => (&adds.replayed, Ok(plant)),
                         Outcome::Conflict => (&adds.conflict, Err(AddError::Conflict)),
-                        Outcome::Damaged => (&adds.damaged, Err(AddError::Damaged)),
+                        Outcome::Damaged => (&adds.damaged, Err(AddError::Store(Failure::Damaged))),
                     };
                     counter.add(1);
                     result
@@ -142,7 +142,7 @@ impl Batch {
                 Ok(())
             }
             Err(error) => {
-                let result = AddError::from(&error);
+                let result = AddError::Store(error.kind);
                 result.counter(adds).add(replies.len() as u64);
                 reply_all(replies.into_iter().map(|reply| (reply, Err(result))));
                 match error.kind {
@@ -182,7 +182,7 @@ impl Batch {
         };
         let cause = chain(&*error.cause);
         let cause = Some(cause.as_str());
-        let reason = NotReady::Failed(AddError::from(error));
+        let reason = NotReady::Failed(error.kind);
         // One damaged plant does not keep others from being added.
         let is_damaged = error.kind == Failure::Damaged;
         if is_damaged || !health.failed(started, reason, cause) {

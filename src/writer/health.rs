@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::metrics::micros;
-use crate::writer::AddError;
+use crate::store::Failure;
 use crate::writer::queue::{Job, Queue};
 
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotReady {
     #[error("{0}")]
-    Failed(AddError),
+    Failed(Failure),
     #[error("the store does not respond")]
     Unresponsive,
 }

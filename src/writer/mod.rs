@@ -41,47 +41,23 @@ pub struct Writer {
 pub struct WriterThreads(mpsc::Receiver<anyhow::Result<()>>);
 
 /// Why a plant was not added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddError {
-    #[error("the id belongs to a different plant")]
+    /// The id belongs to a different plant.
     Conflict,
-    /// Nothing was stored: the queue is full, or the store is in use by others.
-    #[error("the store is busy")]
-    Busy,
-    /// Nothing was stored: the store cannot be reached, or rejects the write.
-    #[error("the store cannot be reached or used")]
-    Unavailable,
-    /// Nothing was stored: no space left.
-    #[error("the store is full")]
-    Full,
-    /// The plant may or may not be stored.
-    #[error("the store did not confirm a write, which may or may not be stored")]
-    Unknown,
-    #[error("the stored plant is damaged")]
-    Damaged,
+    /// `Busy` also if the queue is full.
+    Store(Failure),
 }
 
 impl AddError {
     pub(crate) fn counter(self, adds: &Adds) -> &Counter {
         match self {
             Self::Conflict => &adds.conflict,
-            Self::Busy => &adds.busy,
-            Self::Unavailable => &adds.unavailable,
-            Self::Full => &adds.full,
-            Self::Unknown => &adds.unknown,
-            Self::Damaged => &adds.damaged,
-        }
-    }
-}
-
-impl From<&StoreError> for AddError {
-    fn from(error: &StoreError) -> Self {
-        match error.kind {
-            Failure::Busy => Self::Busy,
-            Failure::Unavailable | Failure::Unusable => Self::Unavailable,
-            Failure::Full => Self::Full,
-            Failure::Unknown | Failure::Fatal => Self::Unknown,
-            Failure::Damaged => Self::Damaged,
+            Self::Store(Failure::Busy) => &adds.busy,
+            Self::Store(Failure::Unavailable | Failure::Unusable) => &adds.unavailable,
+            Self::Store(Failure::Full) => &adds.full,
+            Self::Store(Failure::Unknown | Failure::Fatal) => &adds.unknown,
+            Self::Store(Failure::Damaged) => &adds.damaged,
         }
     }
 }
@@ -175,13 +151,13 @@ impl Writer {
         // A closed queue drops the job, and with it the reply.
         if let Err(TrySendError::Full(_)) = self.jobs.try_send(job) {
             adds.queue_full.add(1);
-            return Err(AddError::Busy);
+            return Err(AddError::Store(Failure::Busy));
         }
         self.wake_up
             .queued(self.jobs.max_capacity() - self.jobs.capacity());
         received.await.unwrap_or_else(|_| {
             adds.unknown.add(1); // the thread has ended
-            Err(AddError::Unknown)
+            Err(AddError::Store(Failure::Unknown))
         })
     }
 
@@ -238,10 +214,10 @@ mod tests {
             panic!("deliberate");
         });
         let reply = writer.add(plant(), TokenId(1)).await;
-        assert_eq!(reply, Err(AddError::Unknown));
+        assert_eq!(reply, Err(AddError::Store(Failure::Unknown)));
         assert!(threads.ended().await.is_err());
         let reply = writer.add(plant(), TokenId(1)).await;
-        assert_eq!(reply, Err(AddError::Unknown));
+        assert_eq!(reply, Err(AddError::Store(Failure::Unknown)));
     }
 
     #[tokio::test]
@@ -253,7 +229,7 @@ mod tests {
         });
         writer.record_token_use(TokenId(1), Timestamp::now());
         let reply = writer.add(plant(), TokenId(1)).await;
-        assert_eq!(reply, Err(AddError::Busy));
+        assert_eq!(reply, Err(AddError::Store(Failure::Busy)));
         drop(release);
     }
 
@@ -276,6 +252,12 @@ mod tests {
             writer.add(plant(), TokenId(1)).await
         };
         let replies = tokio::join!(stuck, behind);
-        assert_eq!(replies, (Err(AddError::Unknown), Err(AddError::Busy)));
+        assert_eq!(
+            replies,
+            (
+                Err(AddError::Store(Failure::Unknown)),
+                Err(AddError::Store(Failure::Busy))
+            )
+        );
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::metrics::Metrics;
-use crate::store::{Addition, TokenId};
+use crate::store::{Addition, Failure, TokenId};
 use crate::writer::AddError;
 use crate::writer::batch::InFlight;
 use crate::writer::health::Health;
@@ -117,7 +117,7 @@ pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
             let replies = in_flight.take_replies();
             adds.unknown.add(replies.len() as u64);
             let replies = replies.into_iter();
-            reply_all(replies.map(|reply| (reply, Err(AddError::Unknown))));
+            reply_all(replies.map(|reply| (reply, Err(AddError::Store(Failure::Unknown)))));
         }
         if queue.is_stuck(reply_timeout)
             && let Some(mut jobs) = queue.jobs.try_lock()
@@ -126,7 +126,7 @@ pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
             reply_all(queued.filter_map(|job| match job {
                 Job::Add(_, reply) => {
                     adds.busy.add(1);
-                    Some((reply, Err(AddError::Busy)))
+                    Some((reply, Err(AddError::Store(Failure::Busy))))
                 }
                 Job::TokenUse(..) | Job::Probe(_) => None,
             }));

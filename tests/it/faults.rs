@@ -309,7 +309,7 @@ fn a_node_with_a_stuck_store_is_not_ready_until_the_store_recovers() {
         .find_map(|id| {
             let mut client = server.connect();
             client.send_add(&token, plant(id).as_bytes());
-            let stuck = client.is_silent_for(Duration::from_secs(2));
+            let stuck = client.is_silent_for(Duration::from_secs(3));
             stuck.then_some(client)
         })
         .expect("a sync that does not return");

@@ -228,7 +228,7 @@ fn a_node_starts_without_its_database_and_works_when_it_becomes_available() {
     let arguments = ["--store", &through, "--store-timeout", "1s"];
     let server = Server::start_in(directory.path(), &arguments);
     let response = server.ask("/readyz");
-    let reason = "not ready: the store cannot be reached or used\n";
+    let reason = "not ready: the store cannot be reached\n";
     assert_eq!((response.status, &*response.body), (503, reason));
     assert_eq!(server.ask("/healthz").status, 200);
     let response = server.connect().add(token.trim(), BODY);
