@@ -2,6 +2,7 @@
 //! read to the end again before a restore changes anything.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -9,7 +10,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use rustix::process::nice;
 
 use crate::cli::copy::{NamedStore, Transfer};
-use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, counts, print};
+use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, counts, print, progress_bar};
 use crate::config::StoreSettings;
 use crate::fs::{AtomicFile, Replace};
 use crate::store::{
@@ -48,10 +49,11 @@ impl Backup {
         let replace = self.force.then_some(Replace::Backup);
         let backup = AtomicFile::create(&self.file, replace, location.file())?;
         let copy = Location::Sqlite(backup.path().to_owned());
-        let progress = ProgressBar::of_items("copying", 0);
-        let is_copied = source
-            .store
-            .copy_pages(&backup, &mut |done, all| progress.set_of(done, all))?;
+        let progress = progress_bar("copying", Some(0), Unit::Items);
+        let is_copied = source.store.copy_pages(&backup, &mut |done, all| {
+            progress.set_length(all);
+            progress.set_position(done);
+        })?;
         drop(progress);
         if !is_copied {
             // Plants are never changed, so the backup has all that existed when it began, some that were added since, and the
@@ -107,8 +109,11 @@ impl Restore {
     }
 
     fn to_file(&self, store: &Path) -> anyhow::Result<()> {
-        let progress = ProgressBar::new("copying", Some(0), Unit::Bytes);
-        let report = &mut |done, all| progress.set_of(done, all);
+        let progress = progress_bar("copying", Some(0), Unit::Bytes);
+        let report = &mut |done, all| {
+            progress.set_length(all);
+            progress.set_position(done);
+        };
         let replace = self.force.then_some(Replace::Store);
         let restoration = Restoration::begin(&self.file, store, replace, report)?;
         drop(progress);
@@ -239,10 +244,11 @@ fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
 fn verify(store: &mut Store) -> anyhow::Result<(Checked, u64)> {
     let mut problems = 0;
     let mut printed = Ok(());
-    let mut progress = ProgressBar::new("checking", None, Unit::Items).spin();
+    let mut progress = progress_bar("checking", None, Unit::Items);
+    progress.enable_steady_tick(Duration::from_millis(100));
     let checked = store.check(&mut |finding| match finding {
-        Finding::Total(count) => progress = ProgressBar::of_items("checking", count),
-        Finding::Read(count) => progress.advance(count),
+        Finding::Total(count) => progress = progress_bar("checking", Some(count), Unit::Items),
+        Finding::Read(count) => progress.inc(count as u64),
         Finding::Problem(problem) => {
             problems += 1;
             if problems <= PROBLEMS_SHOWN_MAX && printed.is_ok() {

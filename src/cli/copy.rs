@@ -8,8 +8,9 @@ use std::fs;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use indicatif::ProgressBar;
 
-use crate::cli::terminal::{ProgressBar, count, counts};
+use crate::cli::terminal::{Unit, count, counts, progress_bar};
 use crate::config::StoreSettings;
 use crate::fs::is_same_file;
 use crate::store::{
@@ -101,7 +102,8 @@ impl Transfer {
     }
 
     fn copy_plants(&mut self) -> anyhow::Result<()> {
-        let progress = ProgressBar::of_items("copying", self.from.store.count_plants()?);
+        let count = self.from.store.count_plants()?;
+        let progress = progress_bar("copying", Some(count), Unit::Items);
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
             let mut page = self.from.store.plants(&(first..=i64::MAX))?;
@@ -122,7 +124,7 @@ impl Transfer {
                 plant.added_by = *added_by;
             }
             self.to.store.insert_plants(&page.plants)?;
-            progress.advance(page.plants.len());
+            progress.inc(page.plants.len() as u64);
         }
         Ok(())
     }
@@ -170,7 +172,7 @@ impl Transfer {
             return Ok(());
         }
         let ids = ids_by_digest(&self.tokens, &self.to.store.tokens()?);
-        let progress = ProgressBar::of_items("checking", count);
+        let progress = progress_bar("checking", Some(count), Unit::Items);
         let same_token = |target, source| ids.get(&source) == Some(&target);
         let found = find_differences(&mut self.to, &mut self.from, &progress, same_token)?;
         let (from, to) = (&self.from.name, &self.to.name);
@@ -206,7 +208,8 @@ impl Transfer {
     /// Verifies that the target has every plant and token of the source and, unless forced, nothing else. Reports `done`
     /// with the counts.
     pub(super) fn compare(mut self, done: &str) -> anyhow::Result<()> {
-        let progress = ProgressBar::of_items("comparing", self.from.store.count_plants()?);
+        let count_before = self.from.store.count_plants()?;
+        let progress = progress_bar("comparing", Some(count_before), Unit::Items);
         let same_token = |source, target| self.ids.get(&source) == Some(&target);
         let (from, to) = (&mut self.from, &mut self.to);
         let found = find_differences(from, to, &progress, same_token)?;
@@ -228,10 +231,16 @@ impl Transfer {
             if token.revoked_at.is_some() && copy.revoked_at.is_none() {
                 bail!("token {name} is revoked in {from_name} and not in {to_name}");
             }
-            if let Some(difference) = difference(token, copy) {
-                eprintln!(
-                    "token {name} of {from_name} {difference} in {to_name}; it was not changed"
-                );
+            for (member, is_different) in [
+                ("name", token.name != copy.name),
+                ("expiry", token.expires_at != copy.expires_at),
+                ("rate limit", token.rate_limit != copy.rate_limit),
+            ] {
+                if is_different {
+                    eprintln!(
+                        "token {name} of {from_name} has another {member} in {to_name}; it was not changed"
+                    );
+                }
             }
         }
         let (plants, plants_copied) = (from.store.count_plants()?, to.store.count_plants()?);
@@ -252,19 +261,6 @@ impl Transfer {
             );
         }
         Ok(())
-    }
-}
-
-/// How a token differs in the two stores, apart from its state.
-fn difference(token: &TokenRecord, copy: &TokenRecord) -> Option<String> {
-    if token.name != copy.name {
-        Some(format!("is named {}", copy.name))
-    } else if token.expires_at != copy.expires_at {
-        Some("has another expiry".to_owned())
-    } else if token.rate_limit != copy.rate_limit {
-        Some("has another rate limit".to_owned())
-    } else {
-        None
     }
 }
 
@@ -399,7 +395,7 @@ fn find_differences(
                 };
                 differing.push(plant.id);
             }
-            progress.advance(plants.len());
+            progress.inc(plants.len() as u64);
         }
     }
     Ok(found)

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use indicatif::ProgressBar;
 
-use crate::cli::terminal::{ProgressBar, count};
+use crate::cli::terminal::{Unit, count, progress_bar};
 use crate::config::StoreSettings;
 use crate::formats::{Format, spreadsheet_safe};
 use crate::fs::{AtomicFile, Replace};
@@ -66,11 +67,12 @@ impl Export {
         };
         let mut out = BufWriter::with_capacity(WRITE_BUFFER, out);
         // Counting takes a while, and only a bar needs it.
-        let is_bar_visible =
-            io::stderr().is_terminal() && !(is_stdout && io::stdout().is_terminal());
-        let total = is_bar_visible.then(|| store.count_plants()).transpose()?;
-        let progress = total.map(|total| ProgressBar::of_items("exporting", total));
-        let written = self.write(&mut store, format, &mut out, progress.as_ref())?;
+        let progress = if io::stderr().is_terminal() && !(is_stdout && io::stdout().is_terminal()) {
+            progress_bar("exporting", Some(store.count_plants()?), Unit::Items)
+        } else {
+            ProgressBar::hidden()
+        };
+        let written = self.write(&mut store, format, &mut out, &progress)?;
         drop(progress);
         let plants = match written.and_then(|plants| out.flush().map(|()| plants)) {
             // The reader has ended, as `head` does.
@@ -91,7 +93,7 @@ impl Export {
         store: &mut Store,
         format: Format,
         out: &mut impl Write,
-        progress: Option<&ProgressBar>,
+        progress: &ProgressBar,
     ) -> Result<io::Result<u64>, StoreError> {
         let mut plants = 0;
         let mut written = format.write_head(out);
@@ -107,9 +109,7 @@ impl Export {
                 }
             });
             plants += page.plants.len() as u64;
-            if let Some(progress) = progress {
-                progress.advance(page.plants.len());
-            }
+            progress.inc(page.plants.len() as u64);
             match written {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),

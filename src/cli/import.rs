@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
+use indicatif::ProgressBar;
 use jiff::Timestamp;
 
 use crate::cli::copy::with_target_ids;
 use crate::cli::open_or_create;
-use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, ProgressBar, Unit, count, print};
+use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, print, progress_bar};
 use crate::config::{BodySettings, StoreSettings, WalSettings};
 use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
 use crate::fs::{AtomicFile, FileError};
@@ -105,7 +106,7 @@ impl Import {
         let (token, len_max, strict) = (sink.token, sink.len_max(), self.strict);
         let reading = thread::spawn(move || read(reader, token, len_max, strict, &sender));
 
-        let progress = ProgressBar::new("importing", bytes, Unit::Bytes);
+        let progress = progress_bar("importing", bytes, Unit::Bytes);
         let counts = self.store_all(&batches, &mut sink, rejects_file.as_ref(), &progress)?;
         drop(progress);
         drop(ManuallyDrop::into_inner(sink));
@@ -156,7 +157,7 @@ impl Import {
             let outcomes = sink.store(&mut batch.additions).with_context(|| {
                 format!("stopped before line {line}; fix the problem and run the command again")
             })?;
-            progress.set(batch.bytes_read);
+            progress.set_position(batch.bytes_read);
             header.append(&mut batch.header);
             let mut outcomes = outcomes.into_iter();
             for (text, invalid) in batch.rows {
@@ -175,7 +176,7 @@ impl Import {
                 if is_end {
                     counts.problems += 1;
                     if counts.problems <= PROBLEMS_SHOWN_MAX {
-                        progress.say(&format!("{}: {}", text.lines, rejection.problem));
+                        progress.suspend(|| eprintln!("{}: {}", text.lines, rejection.problem));
                     }
                     if self.strict {
                         return Ok(counts);
@@ -188,7 +189,7 @@ impl Import {
             flushed.with_context(|| rejects.cannot_write())?;
         }
         if let more @ 1.. = counts.problems.saturating_sub(PROBLEMS_SHOWN_MAX) {
-            progress.say(&format!("and {more} more problems"));
+            progress.suspend(|| eprintln!("and {more} more problems"));
         }
         Ok(counts)
     }

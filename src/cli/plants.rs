@@ -14,7 +14,7 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 
 use crate::cli::terminal::{
-    PROBLEMS_SHOWN_MAX, ProgressBar, Table, Unit, count, cut, fields, json_line, print, printable,
+    PROBLEMS_SHOWN_MAX, Table, Unit, count, cut, fields, json_line, print, printable, progress_bar,
     table, terminal_columns,
 };
 use crate::config::{StoreSettings, duration};
@@ -104,8 +104,8 @@ impl List {
             let len = u32::try_from(left.saturating_add(1)).unwrap_or(CURSORS_MAX);
             let len = len.min(CURSORS_MAX);
             let progress =
-                (!filter.is_by_time()).then(|| ProgressBar::new("reading", None, Unit::Items));
-            let report = &mut |read| progress.iter().for_each(|bar| bar.advance(read));
+                (!filter.is_by_time()).then(|| progress_bar("reading", None, Unit::Items));
+            let report = &mut |read| progress.iter().for_each(|bar| bar.inc(read as u64));
             let cursors = reader.store.find(&filter, before, len, report)?;
             drop(progress);
             let (shown, more) = match usize::try_from(left) {
@@ -349,8 +349,8 @@ pub(super) struct Stats {
 impl Stats {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut store = Store::open(&self.store.location, Mode::Read)?;
-        let progress = ProgressBar::new("counting", None, Unit::Items);
-        let report = &mut |read| progress.advance(read);
+        let progress = progress_bar("counting", None, Unit::Items);
+        let report = &mut |read| progress.inc(read as u64);
         let statistics = store.statistics(Timestamp::now(), report)?;
         drop(progress);
         print(&if self.json {

@@ -4,11 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
 use anyhow::Context;
 use console::{Alignment, Term, measure_text_width, pad_str, truncate_str};
-use indicatif::ProgressStyle;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use rustix::fs::{OFlags, fcntl_getfl};
 use serde::Serialize;
 
@@ -130,64 +129,24 @@ pub(super) enum Unit {
     Bytes,
 }
 
-/// A progress bar on standard error, if that is a terminal.
-pub(super) struct ProgressBar(indicatif::ProgressBar);
-
-impl ProgressBar {
-    pub(super) fn new(what: &'static str, total: Option<u64>, unit: Unit) -> Self {
-        let template = match (total, unit) {
-            (None, Unit::Items) => "{msg:10} {spinner} {human_pos}  {elapsed}",
-            (None, Unit::Bytes) => "{msg:10} {spinner} {bytes}  {elapsed}",
-            (Some(_), Unit::Items) => {
-                "{msg:10} {bar:30} {human_pos}/{human_len}  {per_sec:0}  {eta} left"
-            }
-            (Some(_), Unit::Bytes) => {
-                "{msg:10} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left"
-            }
-        };
-        let style = ProgressStyle::with_template(template).expect("the templates are valid");
-        let bar = indicatif::ProgressBar::no_length();
-        if let Some(total) = total {
-            bar.set_length(total);
+/// A progress bar on standard error, if that is a terminal; a spinner if the total is not known. It disappears when it is
+/// dropped.
+pub(super) fn progress_bar(what: &'static str, total: Option<u64>, unit: Unit) -> ProgressBar {
+    let template = match (total, unit) {
+        (None, Unit::Items) => "{msg:10} {spinner} {human_pos}  {elapsed}",
+        (None, Unit::Bytes) => "{msg:10} {spinner} {bytes}  {elapsed}",
+        (Some(_), Unit::Items) => {
+            "{msg:10} {bar:30} {human_pos}/{human_len}  {per_sec:0}  {eta} left"
         }
-        Self(bar.with_message(what).with_style(style))
-    }
-
-    /// Shows a spinner at once, for work that does not report how far it is.
-    pub(super) fn spin(self) -> Self {
-        if !self.0.is_hidden() {
-            self.0.enable_steady_tick(Duration::from_millis(100));
+        (Some(_), Unit::Bytes) => {
+            "{msg:10} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left"
         }
-        self
-    }
-
-    pub(super) fn of_items(what: &'static str, total: u64) -> Self {
-        Self::new(what, Some(total), Unit::Items)
-    }
-
-    pub(super) fn advance(&self, count: usize) {
-        self.0.inc(count as u64);
-    }
-
-    pub(super) fn set(&self, done: u64) {
-        self.0.set_position(done);
-    }
-
-    pub(super) fn set_of(&self, done: u64, total: u64) {
-        self.0.set_length(total);
-        self.0.set_position(done);
-    }
-
-    /// Prints a line to standard error without destroying the bar.
-    pub(super) fn say(&self, line: &str) {
-        self.0.suspend(|| eprintln!("{line}"));
-    }
-}
-
-impl Drop for ProgressBar {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
+    };
+    let style = ProgressStyle::with_template(template).expect("the templates are valid");
+    ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr())
+        .with_message(what)
+        .with_style(style)
+        .with_finish(ProgressFinish::AndClear)
 }
 
 /// The text on one line, with escapes for everything that would move the cursor, hide itself or reverse the line. Different
