@@ -14,7 +14,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use plantstore::{
     Addition, ApiError, AppState, BodyLimits, Caller, ErrorKind, JsonBody, Location, Metrics, Mode,
-    NewPlant, NewToken, PlantResponse, Shutdown, Store, Token, TokenCache, TokenId, Writer,
+    NewPlant, PlantResponse, Shutdown, Store, Token, TokenCache, TokenId, TokenRecord, Writer,
     respond, start_logging, with_fallbacks,
 };
 use tracing_subscriber::filter::LevelFilter;
@@ -44,12 +44,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let _log = start_logging(LevelFilter::INFO);
     let mut store = Store::open(location, Mode::Create)?;
     let token = Token::generate()?;
-    store.create_token(&NewToken {
-        name: "first",
-        digest: token.digest(),
-        expires_at: None,
-        rate_limit: None,
-    })?;
+    store.create_token(&TokenRecord::new("first", token.digest()))?;
     let timeout = Duration::from_secs(60);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -44,7 +44,7 @@ pub use metrics::Metrics;
 pub use plant::NewPlant;
 pub use server::Runtimes;
 pub use shutdown::Shutdown;
-pub use store::{Addition, Location, Mode, NewToken, Outcome, Store, TokenId};
+pub use store::{Addition, Location, Mode, Outcome, Store, TokenId, TokenRecord};
 pub use token::Token;
 pub use writer::Writer;
 

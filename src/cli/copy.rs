@@ -265,10 +265,7 @@ impl Transfer {
 }
 
 /// The tokens with their ids in the target: the one of the same digest, or their own, or a free one.
-pub(super) fn with_target_ids(
-    tokens: &[TokenRecord],
-    existing: &[TokenRecord],
-) -> Vec<TokenRecord> {
+fn with_target_ids(tokens: &[TokenRecord], existing: &[TokenRecord]) -> Vec<TokenRecord> {
     let known = ids_by_digest(tokens, existing);
     let mut used: HashSet<i64> = existing.iter().map(|token| token.id.0).collect();
     let mut with_id = |token: &TokenRecord| {

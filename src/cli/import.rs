@@ -17,7 +17,6 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use indicatif::ProgressBar;
 use jiff::Timestamp;
 
-use crate::cli::copy::with_target_ids;
 use crate::cli::open_or_create;
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, print, progress_bar};
 use crate::config::{BodySettings, StoreSettings, WalSettings};
@@ -255,34 +254,20 @@ fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
 /// The token of this name, created if there is none: revoked from the start, so that it records where plants come from and
 /// gives no access.
 fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
-    let find = |tokens: &[TokenRecord]| {
-        let found = tokens.iter().find(|token| *token.name == *name);
-        found.map(|token| token.id)
-    };
-    let tokens = store.tokens()?;
-    if let Some(id) = find(&tokens) {
-        return Ok(id);
+    let find = |tokens: Vec<TokenRecord>| tokens.into_iter().find(|token| *token.name == *name);
+    if let Some(token) = find(store.tokens()?) {
+        return Ok(token.id);
     }
-    let now = Timestamp::now();
-    let token = TokenRecord {
-        id: TokenId(1),
-        name: name.into(),
-        digest: Token::generate()
-            .context("cannot get random numbers")?
-            .digest(),
-        rate_limit: None,
-        created_at: now,
-        expires_at: None,
-        revoked_at: Some(now),
-        last_used_at: None,
-    };
-    let created = store.merge_tokens(&with_target_ids(&[token], &tokens));
-    // Another process may have created one at the same time.
-    let found = find(&store.tokens()?);
-    if found.is_none() {
-        created?;
-    }
-    found.with_context(|| format!("cannot create the token {name}; run the command again"))
+    let secret = Token::generate().context("cannot get random numbers")?;
+    let new = TokenRecord::new(name, secret.digest());
+    // False if another process has created one at the same time.
+    store.create_token(&TokenRecord {
+        revoked_at: Some(new.created_at),
+        ..new
+    })?;
+    let token = find(store.tokens()?);
+    let token = token.with_context(|| format!("cannot create the token {name}"))?;
+    Ok(token.id)
 }
 
 /// Where the plants go.

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::cli::open_or_create;
 use crate::cli::terminal::{json_line, print, print_durably, table};
 use crate::config::{StoreSettings, duration};
-use crate::store::{Mode, NewToken, Store, TokenRecord};
+use crate::store::{Mode, Store, TokenRecord};
 use crate::token::{Token, parse_name};
 
 #[derive(Debug, Subcommand)]
@@ -95,13 +95,13 @@ impl Create {
         if let Err(error) = print_durably(&format!("{}\n", token.reveal())) {
             bail!("cannot write to standard output: {error}; no token was created");
         }
+        let record = TokenRecord {
+            expires_at,
+            rate_limit: self.rate_limit,
+            ..TokenRecord::new(name, token.digest())
+        };
         let created = store
-            .create_token(&NewToken {
-                name,
-                digest: token.digest(),
-                expires_at,
-                rate_limit: self.rate_limit,
-            })
+            .create_token(&record)
             .context("do not use the token that was printed, it may be invalid")?;
         if !created {
             bail!(
@@ -117,7 +117,12 @@ impl List {
     fn run(self) -> anyhow::Result<()> {
         let tokens = Store::open(&self.store.location, Mode::Read)?.tokens()?;
         if self.json {
-            let lines = tokens.iter().map(|token| json_line(&Listed::from(token)));
+            let lines = tokens.iter().map(|token| {
+                json_line(&Listed {
+                    token,
+                    state: state(token),
+                })
+            });
             return print(&lines.collect::<Result<String, _>>()?);
         }
         let head = [
@@ -148,27 +153,9 @@ impl Revoke {
 
 #[derive(Serialize)]
 struct Listed<'a> {
-    name: &'a str,
+    #[serde(flatten)]
+    token: &'a TokenRecord,
     state: &'static str,
-    created_at: Timestamp,
-    last_used_at: Option<Timestamp>,
-    expires_at: Option<Timestamp>,
-    revoked_at: Option<Timestamp>,
-    rate_limit: Option<u32>,
-}
-
-impl<'a> From<&'a TokenRecord> for Listed<'a> {
-    fn from(token: &'a TokenRecord) -> Self {
-        Self {
-            name: &token.name,
-            state: state(token),
-            created_at: token.created_at,
-            last_used_at: token.last_used_at,
-            expires_at: token.expires_at,
-            revoked_at: token.revoked_at,
-            rate_limit: token.rate_limit,
-        }
-    }
 }
 
 fn row(token: &TokenRecord) -> [String; 6] {

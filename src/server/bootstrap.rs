@@ -11,7 +11,7 @@ use anyhow::Context;
 
 use crate::fs::{AtomicFile, open_existing};
 use crate::logging;
-use crate::store::{NewToken, Store};
+use crate::store::{Store, TokenRecord};
 use crate::token::Token;
 
 const TOKEN_FILE_LEN_MAX: u64 = 1024;
@@ -33,12 +33,7 @@ pub(super) fn create_first_token(
         write_token(&path, &token)?;
         token
     };
-    store.create_token(&NewToken {
-        name: "first",
-        digest: token.digest(),
-        expires_at: None,
-        rate_limit: None,
-    })?;
+    store.create_token(&TokenRecord::new("first", token.digest()))?;
     Ok(Some(path))
 }
 

@@ -21,10 +21,8 @@ pub(crate) use dry_run::DryRun;
 pub(crate) use error::{Failure, OpenError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
 pub(crate) use sqlite::{Restoration, convert_and_sync};
-pub use types::{Addition, Location, NewToken, Outcome, TokenId};
-pub(crate) use types::{
-    Checked, DamagedPlant, FileSizes, Finding, PlantPage, PlantRecord, TokenRecord,
-};
+pub use types::{Addition, Location, Outcome, TokenId, TokenRecord};
+pub(crate) use types::{Checked, DamagedPlant, FileSizes, Finding, PlantPage, PlantRecord};
 
 use postgres::Postgres;
 use sqlite::Sqlite;
@@ -192,8 +190,8 @@ impl Store {
         }
     }
 
-    /// Creates a token. False if the name is taken.
-    pub fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+    /// Creates a token; SQLite gives it a shorter id. False if the name is taken.
+    pub fn create_token(&mut self, token: &TokenRecord) -> Result<bool, StoreError> {
         match self {
             Self::Sqlite(store) => store.create_token(token),
             Self::Postgres(store) => store.create_token(token),

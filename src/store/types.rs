@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use serde::Serialize;
 
 use crate::plant::{NewPlant, Plant};
 use crate::store::postgres::url::Url;
@@ -146,22 +147,14 @@ pub(crate) struct FileSizes {
     pub wal: u64,
 }
 
-/// A token to create: everything but the secret.
-#[derive(Debug)]
-pub struct NewToken<'a> {
-    /// Unique, also among revoked tokens.
-    pub name: &'a str,
-    pub digest: TokenDigest,
-    pub expires_at: Option<Timestamp>,
-    /// Requests per second.
-    pub rate_limit: Option<u32>,
-}
-
-/// A token as it is stored.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct TokenRecord {
+/// A token: everything but the secret.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenRecord {
+    #[serde(skip)]
     pub id: TokenId,
+    /// Unique, also among revoked tokens.
     pub name: Arc<str>,
+    #[serde(skip)]
     pub digest: TokenDigest,
     /// Requests per second.
     pub rate_limit: Option<u32>,
@@ -170,4 +163,22 @@ pub(crate) struct TokenRecord {
     pub revoked_at: Option<Timestamp>,
     /// Precise to the minute.
     pub last_used_at: Option<Timestamp>,
+}
+
+impl TokenRecord {
+    /// A token that is created now, with an id that is as unique as the digest.
+    pub fn new(name: &str, digest: TokenDigest) -> Self {
+        let first = digest.as_bytes().first_chunk();
+        let id = i64::from_be_bytes(*first.expect("a digest has 32 bytes")) & i64::MAX;
+        Self {
+            id: TokenId(id),
+            name: name.into(),
+            digest,
+            rate_limit: None,
+            created_at: Timestamp::now(),
+            expires_at: None,
+            revoked_at: None,
+            last_used_at: None,
+        }
+    }
 }

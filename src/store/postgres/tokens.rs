@@ -4,37 +4,36 @@ use jiff::Timestamp;
 use tokio_postgres::types::Type;
 
 use crate::store::error::StoreError;
-use crate::store::postgres::Postgres;
-use crate::store::postgres::rows;
-use crate::store::types::{NewToken, TokenRecord};
+use crate::store::postgres::{Postgres, Values, rows};
+use crate::store::types::TokenRecord;
 use crate::token::TokenDigest;
 
 const SELECT: &str = "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at FROM plantstore.tokens";
 
+const INSERT: &str = "INSERT INTO plantstore.tokens
+    (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+
 impl Postgres {
-    pub(crate) fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
-        let digest: &[u8] = token.digest.as_bytes();
-        let id = id_of(&token.digest);
-        let rate_limit = token.rate_limit.map(i64::from);
+    pub(crate) fn create_token(&mut self, token: &TokenRecord) -> Result<bool, StoreError> {
         // The same digest is this very token, stored by an attempt whose response was lost.
-        let sql =
-            "INSERT INTO plantstore.tokens (id, name, digest, rate_limit, created_at, expires_at)
-             VALUES ($1, $2, $3, $4, $5, $6)
-             ON CONFLICT (name) DO UPDATE SET name = excluded.name
-             WHERE tokens.digest = excluded.digest";
-        let now = Timestamp::now();
-        let created = self.execute(
-            sql,
-            &[
-                (&id, Type::INT8),
-                (&token.name, Type::TEXT),
-                (&digest, Type::BYTEA),
-                (&rate_limit, Type::INT8),
-                (&now, Type::TIMESTAMPTZ),
-                (&token.expires_at, Type::TIMESTAMPTZ),
-            ],
-        )?;
+        let on_conflict = "ON CONFLICT (name) DO UPDATE SET name = excluded.name WHERE tokens.digest = excluded.digest";
+        let created = self.insert_token(token, on_conflict)?;
         Ok(created == 1)
+    }
+
+    fn insert_token(&mut self, token: &TokenRecord, on_conflict: &str) -> Result<u64, StoreError> {
+        let values: &Values<'_> = &[
+            (&token.id.0, Type::INT8),
+            (&&*token.name, Type::TEXT),
+            (&token.digest.as_bytes().as_slice(), Type::BYTEA),
+            (&token.rate_limit.map(i64::from), Type::INT8),
+            (&token.created_at, Type::TIMESTAMPTZ),
+            (&token.expires_at, Type::TIMESTAMPTZ),
+            (&token.revoked_at, Type::TIMESTAMPTZ),
+            (&token.last_used_at, Type::TIMESTAMPTZ),
+        ];
+        self.execute(&format!("{INSERT} {on_conflict}"), values)
     }
 
     pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
@@ -69,45 +68,19 @@ impl Postgres {
 
     /// A token whose id or name another token has is left out.
     pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        let insert = "INSERT INTO plantstore.tokens
-                        (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
-                      VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-                      ON CONFLICT DO NOTHING";
         let update = "UPDATE plantstore.tokens SET
                         revoked_at = CASE WHEN revoked_at < $2 THEN revoked_at ELSE coalesce($2, revoked_at) END,
                         last_used_at = CASE WHEN last_used_at > $3 THEN last_used_at ELSE coalesce($3, last_used_at) END
                       WHERE digest = $1";
         for token in tokens {
-            let digest: &[u8] = token.digest.as_bytes();
-            let rate_limit = token.rate_limit.map(i64::from);
-            self.execute(
-                insert,
-                &[
-                    (&token.id.0, Type::INT8),
-                    (&&*token.name, Type::TEXT),
-                    (&digest, Type::BYTEA),
-                    (&rate_limit, Type::INT8),
-                    (&token.created_at, Type::TIMESTAMPTZ),
-                    (&token.expires_at, Type::TIMESTAMPTZ),
-                    (&token.revoked_at, Type::TIMESTAMPTZ),
-                    (&token.last_used_at, Type::TIMESTAMPTZ),
-                ],
-            )?;
-            self.execute(
-                update,
-                &[
-                    (&digest, Type::BYTEA),
-                    (&token.revoked_at, Type::TIMESTAMPTZ),
-                    (&token.last_used_at, Type::TIMESTAMPTZ),
-                ],
-            )?;
+            self.insert_token(token, "ON CONFLICT DO NOTHING")?;
+            let values: &Values<'_> = &[
+                (&token.digest.as_bytes().as_slice(), Type::BYTEA),
+                (&token.revoked_at, Type::TIMESTAMPTZ),
+                (&token.last_used_at, Type::TIMESTAMPTZ),
+            ];
+            self.execute(update, values)?;
         }
         Ok(())
     }
-}
-
-/// Positive, and as unique as the digest.
-fn id_of(digest: &TokenDigest) -> i64 {
-    let (first, _) = digest.as_bytes().split_at(8);
-    i64::from_be_bytes(first.try_into().expect("8 bytes")) & i64::MAX
 }

@@ -6,27 +6,17 @@ use rusqlite::{Error, OptionalExtension, Transaction, params};
 use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{self, token_checksum};
 use crate::store::sqlite::{Sqlite, begin_write};
-use crate::store::types::{NewToken, TokenId, TokenRecord};
+use crate::store::types::{TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 impl Sqlite {
-    pub(crate) fn create_token(&mut self, token: &NewToken<'_>) -> Result<bool, StoreError> {
+    pub(crate) fn create_token(&mut self, token: &TokenRecord) -> Result<bool, StoreError> {
         let transaction = begin_write(&mut self.connection)?;
         let is_taken = "SELECT EXISTS (SELECT 1 FROM tokens WHERE name = ?1)";
-        if transaction.query_row(is_taken, [token.name], |row| row.get(0))? {
+        if transaction.query_row(is_taken, [&token.name], |row| row.get(0))? {
             return Ok(false);
         }
-        let record = TokenRecord {
-            id: TokenId(0), // SQLite assigns one
-            name: token.name.into(),
-            digest: token.digest,
-            rate_limit: token.rate_limit,
-            created_at: Timestamp::now(),
-            expires_at: token.expires_at,
-            revoked_at: None,
-            last_used_at: None,
-        };
-        insert(&transaction, None, &record)?;
+        insert(&transaction, None, token)?;
         transaction.commit()?;
         Ok(true)
     }
