@@ -73,13 +73,7 @@ impl AtomicFile {
         let random = getrandom::u32().unwrap_or_else(|_| std::process::id());
         let name = target.file_name().unwrap_or_default();
         let temporary = target.with_file_name(temporary_name(name, random));
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&temporary)
-            .map_err(failed_to("create", &temporary))?;
+        let file = create_new(&temporary).map_err(failed_to("create", &temporary))?;
         let created = Self {
             target,
             temporary,
@@ -119,37 +113,40 @@ impl AtomicFile {
 
     /// Syncs the file and gives it its final name.
     pub fn persist(self) -> Result<(), FileError> {
-        self.sync()?;
-        remove_sidecars(&self.temporary);
-        if self.replace.is_none() {
-            rename_to_new(&self.temporary, &self.target).map_err(|error| match error.kind() {
-                ErrorKind::AlreadyExists => FileError::Exists(self.target.clone()),
-                _ => failed_to("rename a finished file to", &self.target)(error),
-            })?;
-        } else {
-            // Again, since anything can have been put there in the meantime.
-            check_target(&self.target, self.replace, None)?;
-            fs::rename(&self.temporary, &self.target)
-                .map_err(failed_to("rename a finished file to", &self.target))?;
-        }
-        sync_directory_of(&self.target).map_err(failed_to("sync the directory of", &self.target))
+        self.sync_and_rename(|from, to| match self.replace {
+            None => rename_to_new(from, to),
+            Some(_) => fs::rename(from, to),
+        })
     }
 
     /// Syncs the file and gives it its final name; what had that name is kept under `kept`. At every moment one of the two
     /// is complete under the final name, unless the file system cannot exchange names.
     pub fn persist_and_keep(self, kept: &Path) -> Result<(), FileError> {
+        self.sync_and_rename(|from, to| {
+            rename_to_new(from, kept)?;
+            if renameat_with(CWD, kept, CWD, to, RenameFlags::EXCHANGE).is_err() {
+                fs::rename(kept, from)?;
+                rename_to_new(to, kept)?;
+                rename_to_new(from, to)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn sync_and_rename(
+        &self,
+        rename: impl FnOnce(&Path, &Path) -> io::Result<()>,
+    ) -> Result<(), FileError> {
         self.sync()?;
         remove_sidecars(&self.temporary);
-        let exchange = || {
-            rename_to_new(&self.temporary, kept)?;
-            if renameat_with(CWD, kept, CWD, &self.target, RenameFlags::EXCHANGE).is_err() {
-                fs::rename(kept, &self.temporary)?;
-                rename_to_new(&self.target, kept)?;
-                rename_to_new(&self.temporary, &self.target)?;
-            }
-            sync_directory_of(&self.target)
-        };
-        exchange().map_err(failed_to("rename a finished file to", &self.target))
+        // Again, since anything can have been put there in the meantime.
+        check_target(&self.target, self.replace, None)?;
+        let renamed = rename(&self.temporary, &self.target);
+        renamed.map_err(|error| match (error.kind(), self.replace) {
+            (ErrorKind::AlreadyExists, None) => FileError::Exists(self.target.clone()),
+            _ => failed_to("rename a finished file to", &self.target)(error),
+        })?;
+        sync_directory_of(&self.target).map_err(failed_to("sync the directory of", &self.target))
     }
 
     fn is_in_place(&self) -> bool {
@@ -339,13 +336,18 @@ fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
+fn create_new(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).mode(0o600);
+    options.open(path)
+}
+
 /// Creates an empty file with mode 0600. False if the name exists.
 ///
 /// A file that root creates is given to the owner of the store, so that the service can open it.
 pub fn create_empty(path: &Path, store: &Path) -> io::Result<bool> {
     let owner = owner_of(store); // before the store itself is created
-    let mut options = OpenOptions::new();
-    match options.write(true).create_new(true).mode(0o600).open(path) {
+    match create_new(path) {
         Ok(file) => {
             change_owner(&file, owner);
             Ok(true)

@@ -117,8 +117,8 @@ impl Restore {
         let replace = self.force.then_some(Replace::Store);
         let restoration = Restoration::begin(&self.file, store, replace, report)?;
         drop(progress);
-        let copy = Store::open(&restoration.location(), Mode::Read);
-        let checked = self.verify(&mut copy.map_err(|error| self.damaged(error))?)?;
+        let (copy, checked) = self.open_and_verify(&restoration.location(), Mode::Read)?;
+        drop(copy);
         let kept = restoration.finish()?;
         let counts = counts(checked.plants, checked.tokens);
         eprintln!("restored to {}: {counts}", self.store.location);
@@ -131,9 +131,7 @@ impl Restore {
     fn to_database(&self) -> anyhow::Result<()> {
         let location = &self.store.location;
         let backup = Location::Sqlite(self.file.clone());
-        let mut from =
-            NamedStore::open(&backup, Mode::ReadBackup).map_err(|error| self.damaged(error))?;
-        self.verify(&mut from.store)?;
+        let (from, _) = self.open_and_verify(&backup, Mode::ReadBackup)?;
         let mut to = NamedStore::open(location, Mode::Create)?;
         if !self.force && (to.store.has_tokens()? || to.store.count_plants()? > 0) {
             bail!(
@@ -143,26 +141,26 @@ impl Restore {
         Transfer::run(from, to, self.force)?.compare(&format!("restored to {location}"))
     }
 
-    fn damaged(&self, error: OpenError) -> anyhow::Error {
-        match error {
-            OpenError::Sqlite { source, .. } => anyhow::Error::new(source).context(format!(
-                "{} is damaged; nothing was changed; choose another backup",
-                self.file.display()
-            )),
-            other => other.into(),
-        }
-    }
-
-    fn verify(&self, backup: &mut Store) -> anyhow::Result<Checked> {
-        let (checked, problems) = verify(backup)?;
+    /// Opens the backup or a copy of it, and reads it to its end.
+    fn open_and_verify(
+        &self,
+        location: &Location,
+        mode: Mode,
+    ) -> anyhow::Result<(NamedStore, Checked)> {
+        let file = self.file.display();
+        let advice = "nothing was changed; choose another backup";
+        let mut backup = match NamedStore::open(location, mode) {
+            Err(OpenError::Sqlite { source, .. }) => {
+                return Err(source).context(format!("{file} is damaged; {advice}"));
+            }
+            opened => opened?,
+        };
+        let (checked, problems) = verify(&mut backup.store)?;
         if problems > 0 {
-            bail!(
-                "{} is damaged: {} found; nothing was changed; choose another backup",
-                self.file.display(),
-                count(problems, "problem")
-            );
+            let problems = count(problems, "problem");
+            bail!("{file} is damaged: {problems} found; {advice}");
         }
-        Ok(checked)
+        Ok((backup, checked))
     }
 }
 

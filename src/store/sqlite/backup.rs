@@ -56,14 +56,15 @@ impl Sqlite {
     }
 
     pub(crate) fn throttle(&mut self) -> Result<(), StoreError> {
-        let mut throttle = Throttle::new(THROTTLED_PAUSE);
-        let pause = move || {
-            throttle.pause();
+        let mut pause = throttle(THROTTLED_PAUSE);
+        let handler = move || {
+            pause();
             false // go on
         };
-        Ok(self
+        let set = self
             .connection
-            .progress_handler(STEPS_PER_PAUSE, Some(pause))?)
+            .progress_handler(STEPS_PER_PAUSE, Some(handler));
+        Ok(set?)
     }
 }
 
@@ -81,7 +82,7 @@ pub(super) fn copy_pages(
         .query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
         .map_err(StoreError::from)?;
     let backup = Backup::new(&snapshot, &mut copy).map_err(StoreError::from)?;
-    let mut throttle = Throttle::new(BACKUP_PAUSE);
+    let mut pause = throttle(BACKUP_PAUSE);
     loop {
         let step = backup.step(PAGES_PER_STEP);
         let step = step.map_err(failed_writing(target.path()))?;
@@ -96,7 +97,7 @@ pub(super) fn copy_pages(
         // A little after each step, instead of all at the end: the server waits for the same disk.
         let synced = target.file().sync_data();
         synced.map_err(failed_to("sync", target.path()))?;
-        throttle.pause();
+        pause();
     }
     drop(backup);
     drop(snapshot);
@@ -137,21 +138,13 @@ fn failed_writing(path: &Path) -> impl FnOnce(rusqlite::Error) -> OpenError {
     }
 }
 
-/// Leaves time to a server on the same machine: a pause after each piece of work is a multiple of the time that the work took.
-struct Throttle {
-    since: Instant,
-    factor: u32,
-}
-
-impl Throttle {
-    fn new(factor: u32) -> Self {
-        let since = Instant::now();
-        Self { since, factor }
-    }
-
-    fn pause(&mut self) {
-        thread::sleep((self.since.elapsed() * self.factor).min(PAUSE_MAX));
-        self.since = Instant::now();
+/// Leaves time to a server on the same machine: returns a function to be called after each piece of work, which waits for a multiple of
+/// the time that the work took.
+fn throttle(factor: u32) -> impl FnMut() {
+    let mut since = Instant::now();
+    move || {
+        thread::sleep((since.elapsed() * factor).min(PAUSE_MAX));
+        since = Instant::now();
     }
 }
 

@@ -334,12 +334,10 @@ pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), Op
 }
 
 /// True for a backup. A store is in WAL mode as soon as it exists; a backup is not, so that it is read without any other file.
-fn is_in_backup_mode(connection: &Connection, path: &Path) -> Result<bool, OpenError> {
-    let version = version(connection, path)?;
-    let mode: String = connection
-        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
-        .map_err(unusable(path))?;
-    Ok(version > 0 && mode != "wal")
+fn is_in_backup_mode(connection: &Connection, store: &Path) -> Result<bool, OpenError> {
+    let version = version(connection, store)?;
+    let mode = connection.pragma_query_value(None, "journal_mode", |row| row.get::<_, String>(0));
+    Ok(version > 0 && mode.map_err(unusable(store))? != "wal")
 }
 
 /// None if there is no store, or an empty file.

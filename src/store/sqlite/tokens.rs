@@ -1,7 +1,7 @@
 //! Tokens in SQLite, written with their checksums.
 
 use jiff::Timestamp;
-use rusqlite::{Error, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, Error, OptionalExtension, Transaction, params};
 
 use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{self, token_checksum};
@@ -56,19 +56,14 @@ impl Sqlite {
         &mut self,
         digest: &TokenDigest,
     ) -> Result<Option<TokenRecord>, StoreError> {
-        let sql = "SELECT * FROM tokens WHERE digest = ?1";
-        let mut select = self.connection.prepare_cached(sql)?;
-        let token = select.query_row([digest.as_bytes()], rows::token);
-        Ok(token.optional()?)
+        Ok(find(&self.connection, digest)?)
     }
 
     /// Fails, and changes nothing, if another token has the id or the name of one of them.
     pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
         let transaction = begin_write(&mut self.connection)?;
         for token in tokens {
-            let sql = "SELECT * FROM tokens WHERE digest = ?1";
-            let known = transaction.query_row(sql, [token.digest.as_bytes()], rows::token);
-            match known.optional()? {
+            match find(&transaction, &token.digest)? {
                 Some(known) => {
                     let revoked_at = [known.revoked_at, token.revoked_at].into_iter().flatten();
                     let merged = TokenRecord {
@@ -83,6 +78,13 @@ impl Sqlite {
         }
         Ok(transaction.commit()?)
     }
+}
+
+fn find(connection: &Connection, digest: &TokenDigest) -> Result<Option<TokenRecord>, Error> {
+    let sql = "SELECT * FROM tokens WHERE digest = ?1";
+    let mut select = connection.prepare_cached(sql)?;
+    let token = select.query_row([digest.as_bytes()], rows::token);
+    token.optional()
 }
 
 /// Without an id, SQLite assigns one.
