@@ -14,7 +14,7 @@ use crate::cli::terminal::{Unit, count, counts, progress_bar};
 use crate::config::StoreSettings;
 use crate::fs::is_same_file;
 use crate::store::{
-    DamagedPlant, Location, Mode, OpenError, PlantRecord, Store, TokenId, TokenRecord,
+    DamagedPlant, Location, Mode, OpenError, PlantRecord, Store, TokenId, TokenRecord, next_id,
 };
 
 /// Names and ids that an error message lists.
@@ -106,9 +106,9 @@ impl Transfer {
         let progress = progress_bar("copying", Some(count), Unit::Items);
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
-            let mut page = self.from.store.plants(&(first..=i64::MAX))?;
-            next = page.next_id();
-            for plant in &mut page.plants {
+            let mut page = self.from.store.plants(first)?;
+            next = next_id(&page);
+            for plant in &mut page {
                 if !self.ids.contains_key(&plant.added_by) {
                     // The source is in use, and the token was created after the tokens were read.
                     self.copy_tokens()?;
@@ -123,8 +123,8 @@ impl Transfer {
                 };
                 plant.added_by = *added_by;
             }
-            self.to.store.insert_plants(&page.plants)?;
-            progress.inc(page.plants.len() as u64);
+            self.to.store.insert_plants(&page)?;
+            progress.inc(page.len() as u64);
         }
         Ok(())
     }
@@ -364,9 +364,9 @@ fn find_differences(
     let mut found = Differences::default();
     let mut next = Some(i64::MIN);
     while let Some(first) = next {
-        let page = store.store.plants(&(first..=i64::MAX))?;
-        next = page.next_id();
-        for plants in page.plants.chunks(LOOKUP_LEN) {
+        let page = store.store.plants(first)?;
+        next = next_id(&page);
+        for plants in page.chunks(LOOKUP_LEN) {
             let ids: Vec<_> = plants.iter().map(|plant| plant.id).collect();
             let others = other.store.get(&ids)?.into_iter();
             let others: HashMap<i64, PlantRecord> = others

@@ -101,15 +101,15 @@ impl Export {
             return Ok(written.map(|()| plants));
         }
         store.export(&mut |page| {
-            written = page.plants.iter().try_for_each(|record| {
+            written = page.iter().try_for_each(|record| {
                 if self.spreadsheet_safe {
                     format.write_plant(out, record.id, &spreadsheet_safe(&record.plant))
                 } else {
                     format.write_plant(out, record.id, &record.plant)
                 }
             });
-            plants += page.plants.len() as u64;
-            progress.inc(page.plants.len() as u64);
+            plants += page.len() as u64;
+            progress.inc(page.len() as u64);
             match written {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),

@@ -295,11 +295,7 @@ impl Sink {
             return Ok(Vec::new());
         }
         if let Some(dry_run) = &mut self.dry_run {
-            let stored = match &mut self.store {
-                Some(store) => store.compare(batch)?,
-                None => vec![None; batch.len()],
-            };
-            let expected = dry_run.add(batch, stored)?;
+            let expected = dry_run.add(batch, self.store.as_mut())?;
             let is_rejected =
                 |outcome: &Outcome| matches!(outcome, Outcome::Conflict | Outcome::Damaged);
             match (self.token, expected.iter().position(is_rejected)) {

@@ -1,10 +1,14 @@
 //! The outcomes of adding plants without storing them: each is compared with the store and with those before it, which are kept in a
 //! temporary database, so that memory use does not grow with their number.
 
+use std::collections::HashMap;
+
 use rusqlite::{Connection, params};
 
+use crate::plant::{NewPlant, Plant};
+use crate::store::Store;
 use crate::store::error::StoreError;
-use crate::store::types::{Addition, Outcome};
+use crate::store::types::{Addition, DamagedPlant, Outcome};
 
 /// The plants that would have been stored by now.
 pub(crate) struct DryRun {
@@ -22,18 +26,27 @@ impl DryRun {
         Ok(Self { scratch })
     }
 
-    /// The outcome of each plant; `stored` is that of `Store::compare`.
+    /// The outcome of each plant; `store` is none if it does not exist.
     pub fn add(
         &mut self,
         batch: &[Addition],
-        stored: Vec<Option<Outcome>>,
+        store: Option<&mut Store>,
     ) -> Result<Vec<Outcome>, StoreError> {
+        let ids: Vec<_> = batch.iter().map(|addition| addition.plant.id).collect();
+        let stored = store.map_or(Ok(Vec::new()), |store| store.get(&ids))?;
+        let stored = stored.into_iter().map(|found| match found {
+            Ok(record) => (record.id, Some(record.plant)),
+            Err(DamagedPlant { id }) => (id, None),
+        });
+        let stored: HashMap<i64, Option<Plant>> = stored.collect();
         let transaction = self.scratch.transaction()?;
         let mut outcomes = Vec::with_capacity(batch.len());
-        for (addition, stored) in batch.iter().zip(stored) {
-            outcomes.push(match stored {
-                Some(outcome) => outcome,
-                None => add(&transaction, addition)?,
+        for Addition { plant, .. } in batch {
+            outcomes.push(match stored.get(&plant.id) {
+                None => add(&transaction, plant)?,
+                Some(None) => Outcome::Damaged,
+                Some(Some(stored)) if *stored == plant.plant => Outcome::Replayed,
+                Some(Some(_)) => Outcome::Conflict,
             });
         }
         transaction.commit()?;
@@ -41,8 +54,8 @@ impl DryRun {
     }
 }
 
-fn add(scratch: &Connection, addition: &Addition) -> Result<Outcome, StoreError> {
-    let (id, plant) = (addition.plant.id, &addition.plant.plant);
+fn add(scratch: &Connection, plant: &NewPlant) -> Result<Outcome, StoreError> {
+    let (id, plant) = (plant.id, &plant.plant);
     let insert =
         "INSERT INTO plants (id, name, tag) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING";
     let values = params![id, plant.name, plant.tag];

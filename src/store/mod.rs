@@ -9,7 +9,7 @@ mod query;
 mod sqlite;
 mod types;
 
-use std::ops::{ControlFlow, RangeInclusive};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -22,7 +22,7 @@ pub(crate) use error::{Failure, OpenError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
 pub(crate) use sqlite::{Restoration, convert_and_sync};
 pub use types::{Addition, Location, Outcome, TokenId, TokenRecord};
-pub(crate) use types::{Checked, DamagedPlant, FileSizes, Finding, PlantPage, PlantRecord};
+pub(crate) use types::{Checked, DamagedPlant, FileSizes, Finding, PlantRecord, next_id};
 
 use postgres::Postgres;
 use sqlite::Sqlite;
@@ -179,17 +179,6 @@ impl Store {
         }
     }
 
-    /// The outcome of each plant if it was added now; none where the id is free.
-    pub(crate) fn compare(
-        &mut self,
-        batch: &[Addition],
-    ) -> Result<Vec<Option<Outcome>>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.compare(batch),
-            Self::Postgres(store) => store.compare(batch),
-        }
-    }
-
     /// Creates a token; SQLite gives it a shorter id. False if the name is taken.
     pub fn create_token(&mut self, token: &TokenRecord) -> Result<bool, StoreError> {
         match self {
@@ -248,11 +237,11 @@ impl Store {
         }
     }
 
-    /// The first plants, by id, whose ids are in this range.
-    pub(crate) fn plants(&mut self, ids: &RangeInclusive<i64>) -> Result<PlantPage, StoreError> {
+    /// A page of plants, by id, from this id on. Empty only if there are no more.
+    pub(crate) fn plants(&mut self, first: i64) -> Result<Vec<PlantRecord>, StoreError> {
         match self {
-            Self::Sqlite(store) => store.plants(ids),
-            Self::Postgres(store) => store.plants(ids),
+            Self::Sqlite(store) => store.plants(first, i64::MAX),
+            Self::Postgres(store) => store.plants(first),
         }
     }
 
@@ -267,7 +256,7 @@ impl Store {
     /// Passes on all plants of one snapshot, by id, a page at a time, until `visit` breaks. Adds go on meanwhile.
     pub(crate) fn export(
         &mut self,
-        visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
+        visit: &mut dyn FnMut(&[PlantRecord]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
         match self {
             Self::Sqlite(store) => store.export(visit),

@@ -81,32 +81,13 @@ pub(crate) struct DamagedPlant {
     pub id: i64,
 }
 
-/// Plants, by id, that are exported or copied together: limited in number and size. A page has at least one plant if there is any, of
-/// whatever size.
-#[derive(Debug, Default)]
-pub(crate) struct PlantPage {
-    pub plants: Vec<PlantRecord>,
-    bytes: usize,
-}
+/// Plants are exported and copied in pages, by id. A page ends with the plant that reaches one of these limits.
+pub(crate) const PAGE_LEN_MAX: usize = 1000;
+pub(crate) const PAGE_BYTES_MAX: usize = 1 << 20;
 
-impl PlantPage {
-    pub(crate) const LEN_MAX: u32 = 1000;
-    pub(crate) const BYTES_MAX: u32 = 1 << 20;
-
-    pub(crate) fn push(&mut self, record: PlantRecord) {
-        let plant = &record.plant;
-        self.bytes += plant.name.len() + plant.tag.as_ref().map_or(0, String::len);
-        self.plants.push(record);
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.plants.len() >= Self::LEN_MAX as usize || self.bytes >= Self::BYTES_MAX as usize
-    }
-
-    /// The first id of the next page; none if there is no next page.
-    pub(crate) fn next_id(&self) -> Option<i64> {
-        self.plants.last()?.id.checked_add(1)
-    }
+/// The first id of the next page; none if there is no next page.
+pub(crate) fn next_id(page: &[PlantRecord]) -> Option<i64> {
+    page.last()?.id.checked_add(1)
 }
 
 /// The result of adding a plant.

@@ -78,7 +78,10 @@ impl Postgres {
             .collect();
         if !others.is_empty() {
             let ids: Vec<_> = others.iter().map(|addition| addition.plant.id).collect();
-            let existing = self.existing(&ids)?;
+            let sql = "SELECT id, name, tag FROM plantstore.plants WHERE id = ANY($1)";
+            let rows = self.query(sql, &[(&ids, Type::INT8_ARRAY)])?;
+            let existing = rows.iter().map(rows::plant);
+            let existing: HashMap<i64, Plant> = existing.collect::<Result<_, _>>()?;
             for other in others {
                 if existing.get(&other.plant.id) == Some(&other.plant.plant) {
                     first.insert(other.plant.id, other);
@@ -135,30 +138,6 @@ impl Postgres {
         ];
         let rows = self.run(async |session| session.query_prepared(ADD, values).await)?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
-    }
-
-    pub(crate) fn compare(
-        &mut self,
-        batch: &[Addition],
-    ) -> Result<Vec<Option<Outcome>>, StoreError> {
-        let ids: Vec<_> = batch.iter().map(|addition| addition.plant.id).collect();
-        let existing = self.existing(&ids)?;
-        let outcome = |addition: &Addition| {
-            let stored = existing.get(&addition.plant.id)?;
-            Some(if *stored == addition.plant.plant {
-                Outcome::Replayed
-            } else {
-                Outcome::Conflict
-            })
-        };
-        Ok(batch.iter().map(outcome).collect())
-    }
-
-    /// The plants among these that are stored.
-    fn existing(&mut self, ids: &[i64]) -> Result<HashMap<i64, Plant>, StoreError> {
-        let sql = "SELECT id, name, tag FROM plantstore.plants WHERE id = ANY($1)";
-        let rows = self.query(sql, &[(&ids, Type::INT8_ARRAY)])?;
-        rows.iter().map(rows::plant).collect()
     }
 
     fn update_last_used(&mut self, used: &[(TokenId, Timestamp)]) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::ops::{ControlFlow, RangeInclusive};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -16,7 +16,9 @@ use crate::store::error::{Failure, StoreError};
 use crate::store::postgres::rows::{PLANT_COLUMNS, decode, encode, plant_record};
 use crate::store::postgres::{Postgres, Values};
 use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount, TagFilter};
-use crate::store::types::{Checked, DamagedPlant, Finding, PlantPage, PlantRecord};
+use crate::store::types::{
+    Checked, DamagedPlant, Finding, PAGE_BYTES_MAX, PAGE_LEN_MAX, PlantRecord, next_id,
+};
 
 /// With `{fence}` empty, along the index. With OFFSET 0, the engine cannot expect to find enough plants soon by walking along the
 /// index, which would take very long for a rare tag. `translate` folds ASCII letters only, in every locale; `encode_part`
@@ -53,8 +55,9 @@ impl Postgres {
         Ok(count(&row, 0))
     }
 
-    pub(crate) fn plants(&mut self, ids: &RangeInclusive<i64>) -> Result<PlantPage, StoreError> {
-        page(&self.run(async |session| select_page(&session.client, ids).await)?)
+    pub(crate) fn plants(&mut self, first: i64) -> Result<Vec<PlantRecord>, StoreError> {
+        let rows = self.run(async |session| select_page(&session.client, first).await)?;
+        rows.iter().map(plant_record).collect()
     }
 
     pub(crate) fn get(
@@ -166,7 +169,7 @@ impl Postgres {
     /// Reads in one transaction, which ends if its connection is lost, so nothing is retried.
     pub(crate) fn export(
         &mut self,
-        visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
+        visit: &mut dyn FnMut(&[PlantRecord]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
         self.block_on(async |client| {
             let timeout = client.timeout;
@@ -217,15 +220,16 @@ impl Postgres {
 async fn export(
     client: &Client,
     time_limit: Duration,
-    visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
+    visit: &mut dyn FnMut(&[PlantRecord]) -> ControlFlow<()>,
 ) -> Result<(), StoreError> {
     let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
     within(time_limit, client.batch_execute(begin)).await?;
     let mut next = Some(i64::MIN);
     while let Some(first) = next {
-        let ids = first..=i64::MAX;
-        let page = page(&within(time_limit, select_page(client, &ids)).await?)?;
-        next = page.next_id();
+        let rows = within(time_limit, select_page(client, first)).await?;
+        let page = rows.iter().map(plant_record);
+        let page = page.collect::<Result<Vec<_>, _>>()?;
+        next = next_id(&page);
         if visit(&page).is_break() {
             break;
         }
@@ -244,28 +248,17 @@ async fn within<T>(
 }
 
 /// The rows of a page. The database limits its size, so that nothing beyond it is sent.
-async fn select_page(client: &Client, ids: &RangeInclusive<i64>) -> Result<Vec<Row>, Error> {
+async fn select_page(client: &Client, first: i64) -> Result<Vec<Row>, Error> {
     let sql = format!(
         "SELECT {PLANT_COLUMNS} FROM (
            SELECT candidates.*, sum(bytes) OVER (ORDER BY id) - bytes AS bytes_before FROM (
              SELECT {PLANT_COLUMNS}, octet_length(name) + coalesce(octet_length(tag), 0) AS bytes
-             FROM plantstore.plants WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT {}
+             FROM plantstore.plants WHERE id >= $1 ORDER BY id LIMIT {PAGE_LEN_MAX}
            ) AS candidates
          ) AS page
-         WHERE bytes_before < {} ORDER BY id",
-        PlantPage::LEN_MAX,
-        PlantPage::BYTES_MAX
+         WHERE bytes_before < {PAGE_BYTES_MAX} ORDER BY id"
     );
-    let values: &Values<'_> = &[(ids.start(), Type::INT8), (ids.end(), Type::INT8)];
-    client.query_typed(&sql, values).await
-}
-
-fn page(rows: &[Row]) -> Result<PlantPage, StoreError> {
-    let mut page = PlantPage::default();
-    for row in rows {
-        page.push(plant_record(row)?);
-    }
-    Ok(page)
+    client.query_typed(&sql, &[(&first, Type::INT8)]).await
 }
 
 fn count(row: &Row, column: usize) -> u64 {

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use jiff::Timestamp;
 use rusqlite::hooks::Wal;
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 pub(crate) use backup::{Restoration, convert_and_sync};
 pub(super) use open::{accept_loss, file_sizes, is_backup, schema_version};
@@ -292,14 +292,6 @@ impl Sqlite {
 
     pub(crate) fn limit_wal(&mut self, bytes_max: u64) {
         self.wal_limit = WalLimit::new(bytes_max);
-    }
-
-    pub(crate) fn compare(
-        &mut self,
-        batch: &[Addition],
-    ) -> Result<Vec<Option<Outcome>>, StoreError> {
-        let outcome = |addition: &Addition| compare(&self.connection, &addition.plant).optional();
-        Ok(batch.iter().map(outcome).collect::<Result<_, _>>()?)
     }
 
     pub(crate) fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {

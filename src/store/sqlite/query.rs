@@ -3,18 +3,19 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::ops::{ControlFlow, RangeInclusive};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rusqlite::{Error, OptionalExtension, Row, params};
 
+use crate::plant::Plant;
 use crate::store::error::{Failure, StoreError};
 use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount};
 use crate::store::sqlite::Sqlite;
 use crate::store::sqlite::open::file_sizes;
 use crate::store::sqlite::rows::{self, plant_record, select_plants};
-use crate::store::types::{DamagedPlant, PlantPage, PlantRecord};
+use crate::store::types::{DamagedPlant, PAGE_BYTES_MAX, PAGE_LEN_MAX, PlantRecord, next_id};
 
 /// About the time of one transaction of a scan.
 const SCAN_TRANSACTION: Duration = Duration::from_millis(50);
@@ -33,10 +34,6 @@ impl Sqlite {
         let sql = "SELECT count(*) FROM plants";
         let count: i64 = self.connection.query_row(sql, [], |row| row.get(0))?;
         Ok(count.unsigned_abs())
-    }
-
-    pub(crate) fn plants(&mut self, ids: &RangeInclusive<i64>) -> Result<PlantPage, StoreError> {
-        self.page(ids, i64::MAX)
     }
 
     pub(crate) fn get(
@@ -181,13 +178,13 @@ impl Sqlite {
     /// `plantstore copy` inserts meanwhile have batch number 0 and may be exported or not.)
     pub(crate) fn export(
         &mut self,
-        visit: &mut dyn FnMut(&PlantPage) -> ControlFlow<()>,
+        visit: &mut dyn FnMut(&[PlantRecord]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
         let cutoff = rows::last_batch(&self.connection)?;
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
-            let page = self.page(&(first..=i64::MAX), cutoff)?;
-            next = page.next_id();
+            let page = self.plants(first, cutoff)?;
+            next = next_id(&page);
             if visit(&page).is_break() {
                 break;
             }
@@ -195,19 +192,22 @@ impl Sqlite {
         Ok(())
     }
 
-    /// Reads every plant and skips those after the cutoff here instead of in SQL, so that a plant whose batch number is damaged is
+    /// A page of plants with batch numbers up to the cutoff. Reads every plant and skips those after the cutoff here instead of in SQL, so that a plant whose batch number is damaged is
     /// an error and not left out.
-    fn page(&self, ids: &RangeInclusive<i64>, cutoff: i64) -> Result<PlantPage, StoreError> {
-        let sql = select_plants!("WHERE id BETWEEN ?1 AND ?2 ORDER BY id");
+    pub(crate) fn plants(&self, first: i64, cutoff: i64) -> Result<Vec<PlantRecord>, StoreError> {
+        let sql = select_plants!("WHERE id >= ?1 ORDER BY id");
         let mut select = self.connection.prepare_cached(sql)?;
-        let mut rows = select.query([ids.start(), ids.end()])?;
-        let mut page = PlantPage::default();
-        while !page.is_full()
+        let mut rows = select.query([first])?;
+        let (mut page, mut bytes) = (Vec::new(), 0);
+        while page.len() < PAGE_LEN_MAX
+            && bytes < PAGE_BYTES_MAX
             && let Some(row) = rows.next()?
         {
-            let plant = plant_record(row)?;
+            let record = plant_record(row)?;
             if row.get::<_, i64>("batch")? <= cutoff {
-                page.push(plant);
+                let Plant { name, tag } = &record.plant;
+                bytes += name.len() + tag.as_ref().map_or(0, String::len);
+                page.push(record);
             }
         }
         Ok(page)
