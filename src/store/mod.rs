@@ -156,6 +156,16 @@ impl Store {
     }
 }
 
+/// Calls the method of the engine behind a store.
+macro_rules! on_engine {
+    ($store:expr, $engine:ident => $call:expr) => {
+        match $store {
+            Store::Sqlite($engine) => $call,
+            Store::Postgres($engine) => $call,
+        }
+    };
+}
+
 /// The operations that both engines implement as methods of the same name.
 impl Store {
     /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. `used` is when tokens were last used.
@@ -164,77 +174,50 @@ impl Store {
         batch: &[Addition],
         used: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.add(batch, used),
-            Self::Postgres(store) => store.add(batch, used),
-        }
+        on_engine!(self, store => store.add(batch, used))
     }
 
     /// Checks that the store can be used. Called about once a second while serving, idle or not, so it must be cheap; if
     /// `is_write_due`, it commits a write that changes nothing, which fails whenever an add would.
     pub(crate) fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.probe(is_write_due),
-            Self::Postgres(store) => store.probe(is_write_due),
-        }
+        on_engine!(self, store => store.probe(is_write_due))
     }
 
     /// Creates a token; SQLite gives it a shorter id. False if the name is taken.
     pub fn create_token(&mut self, token: &TokenRecord) -> Result<bool, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.create_token(token),
-            Self::Postgres(store) => store.create_token(token),
-        }
+        on_engine!(self, store => store.create_token(token))
     }
 
     /// Revokes a token for good. None if there is no token of that name; false if it was revoked before.
     pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.revoke_token(name),
-            Self::Postgres(store) => store.revoke_token(name),
-        }
+        on_engine!(self, store => store.revoke_token(name))
     }
 
     /// True if there is any token, revoked ones included.
     pub(crate) fn has_tokens(&mut self) -> Result<bool, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.has_tokens(),
-            Self::Postgres(store) => store.has_tokens(),
-        }
+        on_engine!(self, store => store.has_tokens())
     }
 
     /// Every token, oldest first.
     pub(crate) fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.tokens(),
-            Self::Postgres(store) => store.tokens(),
-        }
+        on_engine!(self, store => store.tokens())
     }
 
     pub(crate) fn token(
         &mut self,
         digest: &TokenDigest,
     ) -> Result<Option<TokenRecord>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.token(digest),
-            Self::Postgres(store) => store.token(digest),
-        }
+        on_engine!(self, store => store.token(digest))
     }
 
     /// Inserts tokens of another store. One that exists already, by its digest, keeps everything but its state: it is revoked if it is
     /// revoked in either store, and was last used when it was last used in either.
     pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.merge_tokens(tokens),
-            Self::Postgres(store) => store.merge_tokens(tokens),
-        }
+        on_engine!(self, store => store.merge_tokens(tokens))
     }
 
     pub(crate) fn count_plants(&mut self) -> Result<u64, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.count_plants(),
-            Self::Postgres(store) => store.count_plants(),
-        }
+        on_engine!(self, store => store.count_plants())
     }
 
     /// A page of plants, by id, from this id on. Empty only if there are no more.
@@ -247,10 +230,7 @@ impl Store {
 
     /// Inserts plants of another store as they are; leaves those that exist.
     pub(crate) fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.insert_plants(plants),
-            Self::Postgres(store) => store.insert_plants(plants),
-        }
+        on_engine!(self, store => store.insert_plants(plants))
     }
 
     /// Passes on all plants of one snapshot, by id, a page at a time, until `visit` breaks. Adds go on meanwhile.
@@ -258,10 +238,7 @@ impl Store {
         &mut self,
         visit: &mut dyn FnMut(&[PlantRecord]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        match self {
-            Self::Sqlite(store) => store.export(visit),
-            Self::Postgres(store) => store.export(visit),
-        }
+        on_engine!(self, store => store.export(visit))
     }
 
     /// The positions of the newest plants before a cursor that match the filter, newest first. Along the index if the filter is by time
@@ -273,10 +250,7 @@ impl Store {
         limit: u32,
         read: &mut dyn FnMut(usize),
     ) -> Result<Vec<Cursor>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.find(filter, before, limit, read),
-            Self::Postgres(store) => store.find(filter, before, limit, read),
-        }
+        on_engine!(self, store => store.find(filter, before, limit, read))
     }
 
     /// The plants with these ids, in this order, without those that do not exist.
@@ -284,10 +258,7 @@ impl Store {
         &mut self,
         ids: &[i64],
     ) -> Result<Vec<Result<PlantRecord, DamagedPlant>>, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.get(ids),
-            Self::Postgres(store) => store.get(ids),
-        }
+        on_engine!(self, store => store.get(ids))
     }
 
     /// Counts all plants. SQLite reports now and then how many more it has read.
@@ -296,17 +267,11 @@ impl Store {
         now: Timestamp,
         read: &mut dyn FnMut(usize),
     ) -> Result<Statistics, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.statistics(now, read),
-            Self::Postgres(store) => store.statistics(now, read),
-        }
+        on_engine!(self, store => store.statistics(now, read))
     }
 
     /// Reads everything, and reports whatever is not as it was stored.
     pub(crate) fn check(&mut self, report: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
-        match self {
-            Self::Sqlite(store) => store.check(report),
-            Self::Postgres(store) => store.check(report),
-        }
+        on_engine!(self, store => store.check(report))
     }
 }

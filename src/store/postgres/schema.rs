@@ -3,7 +3,6 @@
 //! applications are neither used nor changed.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -12,29 +11,22 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use crate::store::error::OpenError;
+use crate::store::postgres::Values;
 use crate::store::postgres::session::{Session, classify_connect_error};
 
-/// The number of steps in `migrations/postgres`.
 pub(in crate::store) const VERSION: i64 = 4;
 
-/// One statement each, which can be run again: not every engine runs two of them in one transaction.
-const STEPS: [&str; 4] = [
+/// One statement each, which can be run again: not every engine runs two of them in one transaction. The last one inserts `VERSION`.
+const STEPS: [&str; 6] = [
     include_str!("../../../migrations/postgres/0001_tokens.sql"),
     include_str!("../../../migrations/postgres/0002_plants.sql"),
     include_str!("../../../migrations/postgres/0003_newest_first.sql"),
     include_str!("../../../migrations/postgres/0004_nodes.sql"),
+    "CREATE TABLE IF NOT EXISTS plantstore.schema_version (version BIGINT PRIMARY KEY)",
+    "INSERT INTO plantstore.schema_version (version) VALUES (4) ON CONFLICT (version) DO NOTHING",
 ];
-const _: () = assert!(STEPS.len() as u64 == VERSION.unsigned_abs());
 
 const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS plantstore";
-const CREATE_VERSIONS: &str =
-    "CREATE TABLE IF NOT EXISTS plantstore.schema_version (version BIGINT PRIMARY KEY)";
-
-fn insert_version() -> String {
-    format!(
-        "INSERT INTO plantstore.schema_version (version) VALUES ({VERSION}) ON CONFLICT (version) DO NOTHING"
-    )
-}
 
 /// Up to this version the tables were in the first schema of the search path, and their version was in `plantstore_schema`. That table
 /// stays, with the new version in it, so that an older plantstore rejects the database instead of creating its tables again.
@@ -171,8 +163,7 @@ pub(super) async fn ensure(session: &Session, schema_check: SchemaCheck) -> Resu
 async fn create_missing_tables(session: &Session, has_schema: bool) -> Result<(), OpenError> {
     // A role that may create tables in the schema need not have the right to create schemas.
     let schema = (!has_schema).then_some(CREATE_SCHEMA);
-    let steps = schema.into_iter().chain(STEPS);
-    for step in steps.chain([CREATE_VERSIONS, &insert_version()]) {
+    for step in schema.into_iter().chain(STEPS) {
         match session.client.batch_execute(step).await {
             // Another node has created it at the same time.
             Err(error) if exists(&error) => {}
@@ -214,51 +205,42 @@ async fn move_locked_tables(session: &Session, from: &str) -> Result<(), OpenErr
         let rolled_back = session.client.batch_execute("ROLLBACK").await;
         return rolled_back.map_err(classify_connect_error(&session.database));
     }
+    let create_schema = if found.has_schema { "" } else { CREATE_SCHEMA };
     let schema = quoted(from);
-    let mut sql = String::new();
-    if !found.has_schema {
-        let _ = writeln!(sql, "{CREATE_SCHEMA};");
-    }
-    for table in ["tokens", "plants"] {
-        let _ = writeln!(sql, "ALTER TABLE {schema}.{table} SET SCHEMA plantstore;");
-    }
-    for step in STEPS.iter().chain(&[CREATE_VERSIONS, &insert_version()]) {
-        let _ = writeln!(sql, "{step};");
-    }
-    for (role, adds_plants) in roles(session, from).await? {
-        let _ = writeln!(
-            sql,
-            "GRANT USAGE ON SCHEMA plantstore TO {role}; GRANT SELECT ON plantstore.schema_version TO {role};"
-        );
-        if adds_plants {
-            let _ = writeln!(
-                sql,
-                "GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role};"
-            );
-        }
-    }
-    let _ = write!(
-        sql,
-        "INSERT INTO {schema}.plantstore_schema (version) VALUES ({VERSION}); COMMIT"
+    let steps = STEPS.join(";\n");
+    let grants = grants(session, from).await?;
+    let sql = format!(
+        "{create_schema};
+         ALTER TABLE {schema}.tokens SET SCHEMA plantstore;
+         ALTER TABLE {schema}.plants SET SCHEMA plantstore;
+         {steps};
+         {grants};
+         INSERT INTO {schema}.plantstore_schema (version) VALUES ({VERSION});
+         COMMIT"
     );
     let moved = session.client.batch_execute(&sql).await;
     moved.map_err(migration(session))
 }
 
-/// The roles, quoted, that have rights on the tables of an earlier version, their owners included; and whether they may add plants.
-async fn roles(session: &Session, schema: &str) -> Result<Vec<(String, bool)>, OpenError> {
-    let sql = "SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END,
-                      bool_or(c.relname = 'plants' AND privilege_type = 'INSERT')
-               FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace,
-                    aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))
-               WHERE n.nspname = $1 AND c.relname IN ('plantstore_schema', 'tokens', 'plants')
-               GROUP BY grantee";
-    let rows = session
-        .client
-        .query_typed(sql, &[(&schema, Type::TEXT)])
-        .await;
-    let rows = rows.map_err(migration(session))?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+/// Statements that give the rights on new tables to the roles that have rights on the tables of an earlier version, their owners
+/// included: reading the version, and if they may add plants, probing.
+async fn grants(session: &Session, schema: &str) -> Result<String, OpenError> {
+    let sql = "SELECT string_agg(
+                   'GRANT USAGE ON SCHEMA plantstore TO ' || role || '; GRANT SELECT ON plantstore.schema_version TO ' || role
+                   || CASE WHEN adds_plants THEN '; GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO ' || role ELSE '' END,
+                   '; ')
+               FROM (
+                 SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS role,
+                        bool_or(c.relname = 'plants' AND privilege_type = 'INSERT') AS adds_plants
+                 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace,
+                      aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))
+                 WHERE n.nspname = $1 AND c.relname IN ('plantstore_schema', 'tokens', 'plants')
+                 GROUP BY grantee
+               ) AS roles";
+    let values: &Values<'_> = &[(&schema, Type::TEXT)];
+    let row = session.client.query_typed_one(sql, values).await;
+    let row = row.map_err(migration(session))?;
+    Ok(row.get::<_, Option<String>>(0).unwrap_or_default())
 }
 
 async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> {
