@@ -44,7 +44,14 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
     let Some([_, database]) = Lock::take_if_free(store) else {
         return Ok(());
     };
-    if damage == Damage::Rejected && is_damaged(&wal).map_err(failed_to("read", &wal))? {
+    let mut problems = Problems::default();
+    for _ in 0..ATTEMPTS {
+        problems = inspect(&wal, store).map_err(failed_to("read", &wal))?;
+        if !problems.is_damaged {
+            break;
+        }
+    }
+    if problems.is_damaged && damage == Damage::Rejected {
         return Err(OpenError::other(format!(
             "{} is damaged: plants that were acknowledged can no longer be read from it; \
              move it away together with its database and restore a backup",
@@ -59,9 +66,8 @@ pub(super) fn check_wal(store: &Path, damage: Damage) -> Result<(), OpenError> {
         ))
     };
     let content = database.as_ref().map(Content::of).transpose();
-    if content.map_err(failed_to("read", store))? == Some(Content::Backup)
-        || lacks_pages(&wal, store).map_err(failed_to("read", &wal))?
-    {
+    let content = content.map_err(failed_to("read", store))?;
+    if content == Some(Content::Backup) || problems.lacks_pages {
         return Err(foreign());
     }
     let Some(without_wal) = read_without_wal(store) else {
@@ -101,21 +107,21 @@ fn read_without_wal(store: &Path) -> Option<State> {
     State::read(&connection).ok()?
 }
 
-/// True if something that was synced can no longer be read from this WAL.
-fn is_damaged(wal: &Path) -> io::Result<bool> {
-    for _ in 0..ATTEMPTS {
-        match looks_damaged(wal) {
-            Ok(true) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-            other => return other,
-        }
-    }
-    Ok(true)
+/// What is wrong with a WAL.
+#[derive(Default)]
+struct Problems {
+    /// Something that was synced can no longer be read from it.
+    is_damaged: bool,
+    /// Pages beyond the end of the database file are not in the WAL either. Then the WAL belongs to another, later state of the
+    /// database: an older copy was put in its place. (A checkpoint writes pages in order, so that a file that was cut off in one lacks
+    /// only pages that are still in the WAL.)
+    lacks_pages: bool,
 }
 
-fn looks_damaged(wal: &Path) -> io::Result<bool> {
+/// Reads a WAL to its end.
+fn inspect(wal: &Path, database: &Path) -> io::Result<Problems> {
     let Some(mut wal) = Wal::open(wal)? else {
-        return Ok(false);
+        return Ok(Problems::default());
     };
     // A header is synced before any frame is written, so an invalid one is damaged.
     let mut is_readable = wal.is_valid;
@@ -123,52 +129,41 @@ fn looks_damaged(wal: &Path) -> io::Result<bool> {
         wal.page_size = PAGE_LEN;
         wal.is_big_endian = cfg!(target_endian = "big");
     }
+    let page_size = u64::from(wal.page_size);
+    let pages_in_file = fs::metadata(database)?.len() / page_size;
+    let mut pages_in_wal = HashSet::new(); // beyond the end of the file
+    let mut pages = 0; // of the database, after the last commit
+    let mut is_damaged = false;
     let mut follows_commit = false;
     // The rest of a transaction that was rolled back does not continue from the commit that was written over its beginning.
-    while fill(&mut wal.file, &mut wal.frame)? {
-        if wal.is_valid && !wal.has_salts() {
-            is_readable = false; // left from before the WAL was reset, or damaged
+    while !is_damaged && fill(&mut wal.file, &mut wal.frame)? {
+        if wal.is_valid && wal.frame[8..16] != wal.header[16..24] {
+            is_readable = false; // other salts: left from before the WAL was reset, or damaged
             wal.file.seek_relative(wal.page_size.into())?;
         } else {
             let Some(is_valid) = wal.read_page()? else {
                 break;
             };
-            if is_valid && follows_commit && !is_readable {
-                return Ok(true);
-            }
+            is_damaged = is_valid && follows_commit && !is_readable;
             is_readable &= is_valid;
+        }
+        let (page, pages_after_commit) = (u32_at(&wal.frame, 0), u32_at(&wal.frame, 4));
+        follows_commit = pages_after_commit != 0;
+        if is_readable && u64::from(page) > pages_in_file {
+            pages_in_wal.insert(u64::from(page));
+        }
+        if is_readable && follows_commit {
+            pages = u64::from(pages_after_commit);
         }
         // The next frame continues from what this one says, damaged or not.
         wal.sums = sums_at(&wal.frame, 16);
-        follows_commit = wal.pages_after_commit() != 0;
-    }
-    Ok(false)
-}
-
-/// True if pages beyond the end of the database file are not in the WAL either. Then the WAL belongs to another, later
-/// state of the database: an older copy was put in its place. (A checkpoint writes pages in order, so that a file that was cut
-/// off in one lacks only pages that are still in the WAL.)
-fn lacks_pages(wal: &Path, database: &Path) -> io::Result<bool> {
-    let Some(mut wal) = Wal::open(wal)?.filter(|wal| wal.is_valid) else {
-        return Ok(false); // SQLite will not apply it
-    };
-    let page_size = u64::from(wal.page_size);
-    let pages_in_file = fs::metadata(database)?.len() / page_size;
-    let mut pages = 0; // of the database, after the last commit
-    let mut pages_in_wal = HashSet::new();
-    while fill(&mut wal.file, &mut wal.frame)? && wal.read_page()? == Some(true) && wal.has_salts()
-    {
-        let page = u64::from(u32_at(&wal.frame, 0));
-        if page > pages_in_file {
-            pages_in_wal.insert(page);
-        }
-        if wal.pages_after_commit() != 0 {
-            pages = u64::from(wal.pages_after_commit());
-        }
     }
     let lock_page = LOCK_BYTE / page_size + 1;
     let mut beyond_the_file = (pages_in_file + 1)..=pages;
-    Ok(beyond_the_file.any(|page| page != lock_page && !pages_in_wal.contains(&page)))
+    Ok(Problems {
+        is_damaged,
+        lacks_pages: beyond_the_file.any(|page| page != lock_page && !pages_in_wal.contains(&page)),
+    })
 }
 
 /// A WAL file (file format of SQLite, section 4.1).
@@ -188,9 +183,13 @@ struct Wal {
 }
 
 impl Wal {
-    /// None if the file is too short for a header.
+    /// None if there is no file, or if it is too short for a header.
     fn open(path: &Path) -> io::Result<Option<Self>> {
-        let mut file = BufReader::with_capacity(1 << 16, File::open(path)?);
+        let file = match File::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut file = BufReader::with_capacity(1 << 16, file);
         let mut header = [0; WAL_HEADER_LEN];
         if !fill(&mut file, &mut header)? {
             return Ok(None);
@@ -211,16 +210,6 @@ impl Wal {
             frame: [0; WAL_FRAME_HEADER_LEN],
             page: Vec::new(),
         }))
-    }
-
-    /// Whether the current frame was written since the WAL was last reset.
-    fn has_salts(&self) -> bool {
-        self.frame[8..16] == self.header[16..24]
-    }
-
-    /// The number of pages of the database after the commit that the current frame ends; 0 if it does not end one.
-    fn pages_after_commit(&self) -> u32 {
-        u32_at(&self.frame, 4)
     }
 
     /// Reads the page of the current frame: whether its checksum matches; none at the end of the file.
