@@ -7,9 +7,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use plantstore::{
-    ApiError, AppState, BodyLimits, Caller, ErrorKind, JsonBody, Metrics, Mode, NewPlant,
-    PlantResponse, Runtimes, Shutdown, Store, Timeouts, TokenCache, Writer, serve_connection,
-    start_logging, with_fallbacks,
+    ApiError, AppState, Caller, ErrorKind, JsonBody, Limits, Metrics, Mode, NewPlant,
+    PlantResponse, Runtimes, Shutdown, Store, TokenCache, Writer, start_logging, with_fallbacks,
 };
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -30,35 +29,30 @@ async fn main() -> anyhow::Result<()> {
     let reader = Store::open(&location, Mode::Read)?;
     let tokens = TokenCache::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
     let runtimes = Runtimes::start(|| {
-        let http_metrics = metrics.for_runtime();
-        let state = AppState {
+        let state = Arc::new(AppState {
             writer: writer.for_this_runtime(),
             tokens: tokens.clone(),
-            metrics: Arc::clone(&http_metrics),
-            body_limits: BodyLimits {
-                bytes_max: 1 << 20,
-                timeout,
+            metrics: metrics.for_runtime(),
+            limits: Limits {
+                header_timeout: timeout,
+                body_bytes_max: 1 << 20,
+                body_timeout: timeout,
+                idle_timeout: timeout,
             },
             shutdown: Shutdown::default(),
-        };
+        });
         let router = with_fallbacks(
             Router::new().route("/plants", post(create_without_store)),
-            state,
+            Arc::clone(&state),
         );
-        (router, http_metrics)
+        (router, state)
     })?;
-    let timeouts = Timeouts {
-        headers: timeout,
-        idle: timeout,
-    };
     let listener = TcpListener::bind(address).await?;
     let mut tasks = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        runtimes.spawn(&mut tasks, stream.into_std()?, async move |stream, own| {
-            serve_connection(stream, own, timeouts, Shutdown::default()).await;
-        });
+        runtimes.serve(stream.into_std()?, &mut tasks, ());
     }
 }
 

@@ -13,7 +13,7 @@ use axum::routing::post;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use plantstore::{
-    Addition, ApiError, AppState, BodyLimits, Caller, ErrorKind, JsonBody, Location, Metrics, Mode,
+    Addition, ApiError, AppState, Caller, ErrorKind, JsonBody, Limits, Location, Metrics, Mode,
     NewPlant, PlantResponse, Shutdown, Store, Token, TokenCache, TokenId, TokenRecord, Writer,
     respond, start_logging, with_fallbacks,
 };
@@ -52,27 +52,27 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let _here = runtime.enter();
     let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
     let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
-    let http_metrics = metrics.for_runtime();
-    let state = AppState {
+    let state = Arc::new(AppState {
         tokens: TokenCache::new(
             Store::open(location, Mode::Read)?,
             writer.clone(),
-            metrics,
+            Arc::clone(&metrics),
             timeout,
         ),
         writer,
-        metrics: Arc::clone(&http_metrics),
-        body_limits: BodyLimits {
-            bytes_max: 1 << 20,
-            timeout,
+        metrics: metrics.for_runtime(),
+        limits: Limits {
+            header_timeout: timeout,
+            body_bytes_max: 1 << 20,
+            body_timeout: timeout,
+            idle_timeout: timeout,
         },
         shutdown: Shutdown::default(),
-    };
+    });
     let router = with_fallbacks(
         Router::new().route("/plants", post(create_without_store)),
-        state,
+        Arc::clone(&state),
     );
-    let shutdown = Shutdown::default();
     let service = TowerToHyperService::new(router);
     runtime.block_on(async {
         for id in 0..adds {
@@ -81,7 +81,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
                 .header("content-type", "application/json")
                 .body(Body::from(body(id)))?;
             let call = |request| service.call(request);
-            let response = respond(&shutdown, &http_metrics, request, call).await;
+            let response = respond(&state, request, call).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }

@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::metrics::{HttpMetrics, Metrics};
-use crate::store::{Failure, Store, StoreError, TokenId, TokenRecord, chain};
+use crate::store::{Failure, Store, StoreError, TokenRecord, chain};
 use crate::token::{Token, TokenDigest};
 use crate::writer::{AddError, Writer};
 
@@ -50,7 +50,7 @@ pub struct TokenCache {
 /// A token that is in the store, whether it is valid or not.
 #[derive(Clone)]
 pub(crate) struct CachedToken {
-    record: Arc<TokenRecord>,
+    pub(crate) record: Arc<TokenRecord>,
     rate_limit: Option<Arc<RateLimit>>,
     read_at: Instant,
 }
@@ -159,20 +159,12 @@ impl TokenCache {
         let is_recorded = last_used_at.is_some_and(|at| at.as_second() >= minute);
         if !is_recorded && token.check_validity().is_ok() {
             let minute = Timestamp::from_second(minute).unwrap_or(now);
-            self.writer.record_token_use(token.id(), minute);
+            self.writer.record_token_use(token.record.id, minute);
         }
     }
 }
 
 impl CachedToken {
-    pub(crate) fn id(&self) -> TokenId {
-        self.record.id
-    }
-
-    pub(crate) fn name(&self) -> Arc<str> {
-        Arc::clone(&self.record.name)
-    }
-
     /// Checks that the token is valid and counts one request against its rate limit.
     pub(crate) fn authorize(&self) -> Result<(), AuthError> {
         self.check_validity()?;

@@ -95,7 +95,9 @@ impl HttpMetrics {
 
     /// A response to bytes that could not be parsed as a request has no duration.
     pub(crate) fn count_response(&self, kind: ResponseKind, duration_us: Option<u64>) {
-        if let Some(index) = self.response_kinds.iter().position(|known| *known == kind) {
+        let index = self.response_kinds.iter().position(|known| *known == kind);
+        debug_assert!(index.is_some(), "{kind:?} is not among the known responses");
+        if let Some(index) = index {
             self.responses[index].add(1);
         }
         let class = usize::from(kind.0 / 100).wrapping_sub(1);

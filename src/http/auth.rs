@@ -30,10 +30,12 @@ impl FromRequestParts<Arc<AppState>> for Caller {
         let token = bearer_token(&parts.headers)?;
         let token = state.tokens.look_up(&token, &state.metrics).await?;
         if let Some(context) = parts.extensions.get::<Arc<RequestContext>>() {
-            let _ = context.token_name.set(token.name());
+            let _ = context.token_name.set(Arc::clone(&token.record.name));
         }
         token.authorize()?;
-        Ok(Self { token: token.id() })
+        Ok(Self {
+            token: token.record.id,
+        })
     }
 }
 

@@ -19,36 +19,24 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 
-use crate::http::access_log;
 use crate::http::error::{ApiError, ErrorKind};
-use crate::http::timeouts::{Activity, Progress, Stream, Timeouts};
-use crate::metrics::HttpMetrics;
-use crate::shutdown::{Phase, Shutdown};
+use crate::http::timeouts::{Activity, Progress, Stream};
+use crate::http::{AppState, access_log};
+use crate::shutdown::Phase;
 
 /// The most bytes of a request line and its headers.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 
 /// Serves one connection until either side closes it, or until the server closes its connections and the request in flight
 /// has its response.
-pub async fn serve(
-    stream: TcpStream,
-    (router, metrics): (Router, Arc<HttpMetrics>),
-    timeouts: Timeouts,
-    shutdown: Shutdown,
-) {
+pub async fn serve(stream: TcpStream, router: Router, state: Arc<AppState>) {
     let progress = Progress::new();
-    let stream = Stream::new(
-        stream,
-        timeouts,
-        progress.clone(),
-        shutdown.clone(),
-        Arc::clone(&metrics),
-    );
+    let stream = Stream::new(stream, Arc::clone(&state), progress.clone());
     let router = TowerToHyperService::new(router);
     let service = service_fn(async |request: Request<Incoming>| {
         progress.set(Activity::Responding);
         let handler = |request| router.call(request);
-        let response = respond(&shutdown, &metrics, request, handler).await;
+        let response = respond(&state, request, handler).await;
         progress.set(Activity::Idle);
         Ok::<_, Infallible>(response)
     });
@@ -61,7 +49,7 @@ pub async fn serve(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => ended,
-        () = shutdown.reached(Phase::Closing) => {
+        () = state.shutdown.reached(Phase::Closing) => {
             // Hyper would close at once although headers are arriving; the stream gives them a short timeout instead.
             if progress.activity() != Activity::ReadingHeaders {
                 connection.as_mut().graceful_shutdown();
@@ -77,8 +65,7 @@ pub async fn serve(
 /// Calls the handler and logs the response. This is a function around the router and not a layer of it, because a layer
 /// would cost two allocations per request.
 pub async fn respond<B, F>(
-    shutdown: &Shutdown,
-    metrics: &HttpMetrics,
+    state: &AppState,
     mut request: Request<B>,
     handler: impl FnOnce(Request<B>) -> F,
 ) -> Response
@@ -96,11 +83,11 @@ where
         }
     };
     // The rest of a body that was not read would be taken for the next request.
-    if shutdown.is_draining() || !entry.is_body_read() {
+    if state.shutdown.is_draining() || !entry.is_body_read() {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
     }
-    entry.finish(&mut response, metrics);
+    entry.finish(&mut response, &state.metrics);
     response
 }
 

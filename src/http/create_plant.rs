@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequest, Request, State};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use crate::http::access_log::RequestContext;
 use crate::http::auth::Caller;
 use crate::http::error::{ApiError, ErrorKind};
-use crate::http::{AppState, BodyLimits};
+use crate::http::{AppState, Limits};
 use crate::plant::{NewPlant, Plant};
 use crate::shutdown::Phase;
 
@@ -53,9 +53,9 @@ impl FromRequest<Arc<AppState>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &Arc<AppState>) -> Result<Self, ApiError> {
-        let limits = state.body_limits;
+        let limits = state.limits;
         check_media_type(request.headers())?;
-        if declared_len(request.headers()).is_some_and(|len| len > limits.bytes_max) {
+        if request.body().size_hint().lower() > limits.body_bytes_max as u64 {
             return Err(too_large(limits));
         }
         let context = request.extensions().get::<Arc<RequestContext>>().cloned();
@@ -67,11 +67,11 @@ impl FromRequest<Arc<AppState>> for JsonBody {
         let body = tokio::select! {
             // Most bodies have arrived already.
             biased;
-            body = timeout(limits.timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
+            body = timeout(limits.body_timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
                 ErrorKind::RequestTimeout,
                 format!(
                     "The body did not arrive within {} s; send the request again.",
-                    limits.timeout.as_secs_f64()
+                    limits.body_timeout.as_secs_f64()
                 ),
             ))),
             () = drained => Err(ApiError::new(
@@ -87,7 +87,7 @@ impl FromRequest<Arc<AppState>> for JsonBody {
 }
 
 /// Copies the body into one buffer: each of many small frames would keep a whole read buffer of the connection alive.
-async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
+async fn read(mut body: Body, limits: Limits) -> Result<Vec<u8>, ApiError> {
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
@@ -97,7 +97,7 @@ async fn read(mut body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
             )
         })?;
         if let Ok(data) = frame.into_data() {
-            if whole.len() + data.len() > limits.bytes_max {
+            if whole.len() + data.len() > limits.body_bytes_max {
                 return Err(too_large(limits));
             }
             whole.extend_from_slice(&data);
@@ -129,13 +129,9 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn declared_len(headers: &HeaderMap) -> Option<usize> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-fn too_large(limits: BodyLimits) -> ApiError {
+fn too_large(limits: Limits) -> ApiError {
     ApiError::new(
         ErrorKind::BodyTooLarge,
-        format!("The body is larger than {} bytes.", limits.bytes_max),
+        format!("The body is larger than {} bytes.", limits.body_bytes_max),
     )
 }

@@ -25,32 +25,36 @@ use crate::shutdown::Shutdown;
 use crate::writer::Writer;
 use error::{ApiError, ErrorKind};
 
-/// What handlers and extractors use; each runtime has its own.
+/// What the connections and handlers of one runtime share.
 pub struct AppState {
     pub writer: Writer,
     pub tokens: Arc<TokenCache>,
     pub metrics: Arc<HttpMetrics>,
-    pub body_limits: BodyLimits,
+    pub limits: Limits,
     pub shutdown: Shutdown,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct BodyLimits {
-    pub bytes_max: usize,
+pub struct Limits {
+    /// For the request line and headers, from their first byte or from the start of the connection.
+    pub header_timeout: Duration,
+    pub body_bytes_max: usize,
     /// From the end of the headers to the end of the body.
-    pub timeout: Duration,
+    pub body_timeout: Duration,
+    /// For the next request, and for the client to receive more of a response.
+    pub idle_timeout: Duration,
 }
 
-pub(crate) fn router(state: AppState) -> Router {
+pub(crate) fn router(state: Arc<AppState>) -> Router {
     let routes = Router::new().route("/plants", post(create_plant::create_plant));
     let routes = routes.merge(docs::routes());
     with_fallbacks(routes, state)
 }
 
 /// Adds the state and the responses to unknown paths and methods. Benchmarks and tests use it with routes of their own.
-pub fn with_fallbacks(routes: Router<Arc<AppState>>, state: AppState) -> Router {
+pub fn with_fallbacks(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
     routes
         .fallback(async || ApiError::from(ErrorKind::NotFound))
         .method_not_allowed_fallback(async || ApiError::from(ErrorKind::MethodNotAllowed))
-        .with_state(Arc::new(state))
+        .with_state(state)
 }

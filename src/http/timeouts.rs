@@ -12,10 +12,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::http::AppState;
 use crate::http::access_log::{REQUEST_ID, log_rejection};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::metrics::HttpMetrics;
-use crate::shutdown::Shutdown;
 
 /// How long the stream reads on after the last response: until the client has sent nothing for this long, and in total.
 const LINGER_IDLE_MAX: Duration = Duration::from_millis(500);
@@ -24,14 +24,6 @@ const LINGER_MAX: Duration = Duration::from_secs(10);
 /// While the server closes its connections: the timeout for headers that have started to arrive, and the total above.
 const CLOSING_HEADERS_MAX: Duration = Duration::from_millis(500);
 const CLOSING_LINGER_MAX: Duration = Duration::from_secs(1);
-
-#[derive(Debug, Clone, Copy)]
-pub struct Timeouts {
-    /// For the request line and headers, from their first byte or from the start of the connection.
-    pub headers: Duration,
-    /// For the next request, and for the client to receive more of a response.
-    pub idle: Duration,
-}
 
 /// What a connection is doing, and since when; shared by `connection.rs` and the stream.
 #[derive(Clone)]
@@ -66,10 +58,8 @@ impl Progress {
 
 pub(super) struct Stream {
     tcp: TcpStream,
-    timeouts: Timeouts,
+    state: Arc<AppState>,
     progress: Progress,
-    shutdown: Shutdown,
-    metrics: Arc<HttpMetrics>,
     /// Since when the client has received nothing of what is to be written.
     stalled_since: Option<Instant>,
     /// Fires at the deadline or before it: it is reset when it fires, not with every request.
@@ -82,21 +72,13 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(
-        tcp: TcpStream,
-        timeouts: Timeouts,
-        progress: Progress,
-        shutdown: Shutdown,
-        metrics: Arc<HttpMetrics>,
-    ) -> Self {
+    pub(super) fn new(tcp: TcpStream, state: Arc<AppState>, progress: Progress) -> Self {
         Self {
             tcp,
-            timeouts,
+            timer: Box::pin(sleep(state.limits.header_timeout)),
+            state,
             progress,
-            shutdown,
-            metrics,
             stalled_since: None,
-            timer: Box::pin(sleep(timeouts.headers)),
             has_received: false,
             replacement: Vec::new(),
             lingering_since: None,
@@ -109,11 +91,11 @@ impl Stream {
         let timeout = match activity {
             _ if self.stalled_since.is_some() => return Poll::Pending,
             Activity::Responding => return Poll::Pending,
-            Activity::Idle => self.timeouts.idle,
-            Activity::ReadingHeaders if self.shutdown.is_closing() => {
-                self.timeouts.headers.min(CLOSING_HEADERS_MAX)
+            Activity::Idle => self.state.limits.idle_timeout,
+            Activity::ReadingHeaders if self.state.shutdown.is_closing() => {
+                self.state.limits.header_timeout.min(CLOSING_HEADERS_MAX)
             }
-            Activity::ReadingHeaders => self.timeouts.headers,
+            Activity::ReadingHeaders => self.state.limits.header_timeout,
         };
         self.poll_timer(cx, since + timeout)
     }
@@ -139,7 +121,7 @@ impl Stream {
             return polled;
         }
         let since = *self.stalled_since.get_or_insert_with(Instant::now);
-        self.poll_timer(cx, since + self.timeouts.idle)
+        self.poll_timer(cx, since + self.state.limits.idle_timeout)
             .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
@@ -172,7 +154,7 @@ impl AsyncRead for Stream {
         }
         ready!(self.poll_idle_timeout(cx));
         if self.has_received && self.progress.activity() == Activity::ReadingHeaders {
-            let response = replacement_response(ErrorKind::RequestTimeout, &self.metrics);
+            let response = replacement_response(ErrorKind::RequestTimeout, &self.state.metrics);
             // One attempt, because the client is slow.
             let _ = self.tcp.try_write(&response);
         }
@@ -189,7 +171,7 @@ impl AsyncWrite for Stream {
         ready!(self.poll_write_replacement(cx))?;
         match hyper_rejection(bytes) {
             Some((0, error)) => {
-                self.replacement = replacement_response(error, &self.metrics);
+                self.replacement = replacement_response(error, &self.state.metrics);
                 Poll::Ready(Ok(bytes.len()))
             }
             // The bytes before it first; hyper then calls again with the rest.
@@ -212,7 +194,7 @@ impl AsyncWrite for Stream {
             self.timer.as_mut().reset(Instant::now() + LINGER_IDLE_MAX);
         }
         let since = *self.lingering_since.get_or_insert_with(Instant::now);
-        let max = if self.shutdown.is_closing() {
+        let max = if self.state.shutdown.is_closing() {
             CLOSING_LINGER_MAX
         } else {
             LINGER_MAX

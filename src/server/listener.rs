@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use axum::Router;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -16,11 +15,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::auth::TokenCache;
 use crate::config::Settings;
-use crate::http::connection;
-use crate::http::timeouts::Timeouts;
-use crate::http::{self, AppState, BodyLimits};
+use crate::http::{self, AppState, Limits};
 use crate::logging::LineLimit;
-use crate::metrics::{HttpMetrics, Metrics};
+use crate::metrics::Metrics;
 use crate::server::ops_listener;
 use crate::server::runtimes::Runtimes;
 use crate::shutdown::{Phase, Shutdown};
@@ -35,13 +32,11 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(20);
 static ACCEPT_ERRORS: LineLimit = LineLimit::new(1, Duration::from_secs(10));
 
 pub(super) struct Connections {
-    runtimes: Runtimes<(Router, Arc<HttpMetrics>)>,
-    timeouts: Timeouts,
+    runtimes: Runtimes,
     metrics: Arc<Metrics>,
     permits: Arc<Semaphore>,
     tasks: JoinSet<()>,
     phase: watch::Sender<Phase>,
-    shutdown: Shutdown,
 }
 
 impl Connections {
@@ -56,31 +51,27 @@ impl Connections {
         let timeout = settings.store_timeout;
         let tokens = TokenCache::new(token_store, writer.clone(), Arc::clone(&metrics), timeout);
         let runtimes = Runtimes::start(|| {
-            let http_metrics = metrics.for_runtime();
-            let router = http::router(AppState {
+            let state = Arc::new(AppState {
                 writer: writer.for_this_runtime(),
-                tokens: tokens.clone(),
-                metrics: Arc::clone(&http_metrics),
-                body_limits: BodyLimits {
-                    bytes_max: settings.body.max_body_bytes,
-                    timeout: settings.body_timeout,
+                tokens: Arc::clone(&tokens),
+                metrics: metrics.for_runtime(),
+                limits: Limits {
+                    header_timeout: settings.header_timeout,
+                    body_bytes_max: settings.body.max_body_bytes,
+                    body_timeout: settings.body_timeout,
+                    idle_timeout: settings.idle_timeout,
                 },
                 shutdown: shutdown.clone(),
             });
-            (router, http_metrics)
+            (http::router(Arc::clone(&state)), state)
         })?;
         drop(writer);
         Ok(Self {
             runtimes,
-            timeouts: Timeouts {
-                headers: settings.header_timeout,
-                idle: settings.idle_timeout,
-            },
             metrics,
             permits: Arc::new(Semaphore::new(settings.max_connections)),
             tasks: JoinSet::new(),
             phase,
-            shutdown,
         })
     }
 
@@ -117,14 +108,8 @@ impl Connections {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let timeouts = self.timeouts;
-        let shutdown = self.shutdown.clone();
-        let open = self.metrics.connection();
-        self.runtimes
-            .spawn(&mut self.tasks, stream, async move |stream, service| {
-                connection::serve(stream, service, timeouts, shutdown).await;
-                drop((permit, open));
-            });
+        let held = (permit, self.metrics.connection());
+        self.runtimes.serve(stream, &mut self.tasks, held);
     }
 
     /// From now on every response asks to close its connection, and the service is not ready.

@@ -45,7 +45,8 @@ const STUCK: &str =
 
 /// Runs the service until a signal ends it or its store fails.
 pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
-    let signals = Signals::new()?;
+    let terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
     let settings = Arc::new(Settings {
         max_connections: listener::max_connections(settings)?,
         ..settings.clone()
@@ -92,7 +93,7 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let connections = Connections::new(&settings, writer, tokens, metrics, (phase, shutdown))?;
     tokio::spawn(http::report_suppressed_lines());
     sd_notify::ready(address);
-    let timeout = settings.drain_timeout;
+    let (signals, timeout) = ([terminate, interrupt], settings.drain_timeout);
     let result = serve(listener, connections, writer_threads, signals, timeout).await;
     http::log_suppressed();
     result
@@ -126,7 +127,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     tokio::select! {
         () = connections.accept_from(&listener) => {}
-        () = signals.next() => {}
+        () = next_signal(&mut signals) => {}
         ended = writer_threads.ended() => {
             connections.start_draining();
             drop(listener);
@@ -141,7 +142,7 @@ async fn serve(
     connections.accept_backlog(listener);
     tokio::select! {
         () = connections.drain(deadline) => {}
-        () = signals.next() => tracing::warn!("second signal: open connections are closed"),
+        () = next_signal(&mut signals) => tracing::warn!("second signal: open connections are closed"),
         ended = writer_threads.ended() => return ended.context(FATAL),
     }
     // This drops the last `Writer`: the threads commit what is queued and end.
@@ -150,31 +151,19 @@ async fn serve(
     tokio::select! {
         ended = writer_threads.ended() => ended.context(FATAL)?,
         () = sleep_until(deadline) => anyhow::bail!(STUCK),
-        () = signals.next() => anyhow::bail!(STUCK),
+        () = next_signal(&mut signals) => anyhow::bail!(STUCK),
     }
     tracing::info!("stopped");
     Ok(())
 }
 
 /// SIGTERM and SIGINT.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
+type Signals = [Signal; 2];
 
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?,
-            interrupt: signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
+async fn next_signal([terminate, interrupt]: &mut Signals) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }
 

@@ -6,66 +6,59 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context;
+use axum::Router;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-/// Each runtime has a value of its own, such as a router. The threads end when this is dropped.
-pub struct Runtimes<T>(Vec<Runtime<T>>);
+use crate::http::{AppState, connection};
 
-struct Runtime<T> {
+/// The threads end when this is dropped.
+pub struct Runtimes(Vec<Runtime>);
+
+struct Runtime {
     handle: Handle,
-    value: T,
+    router: Router,
+    state: Arc<AppState>,
     /// One clone per connection.
     connections: Arc<()>,
     _end: oneshot::Sender<()>,
 }
 
-impl<T: Clone> Runtimes<T> {
-    /// Starts one per core; `make_value` is called within each runtime.
-    pub fn start(make_value: impl Fn() -> T) -> anyhow::Result<Self> {
+impl Runtimes {
+    /// Starts one per core, each with a router and a state of its own; `make` is called within each runtime.
+    pub fn start(make: impl Fn() -> (Router, Arc<AppState>)) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        (0..cores)
-            .map(|_| Runtime::start(&make_value))
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let runtimes = (0..cores).map(|_| Runtime::start(&make));
+        runtimes.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Serves a connection on the runtime that has the fewest.
-    pub fn spawn<F>(
-        &self,
-        tasks: &mut JoinSet<()>,
-        stream: TcpStream,
-        serve: impl FnOnce(tokio::net::TcpStream, T) -> F + Send + 'static,
-    ) where
-        F: Future<Output = ()> + Send,
-        T: Send + 'static,
-    {
-        let least_loaded = self
-            .0
-            .iter()
-            .min_by_key(|runtime| Arc::strong_count(&runtime.connections));
+    /// Serves a connection on the runtime that has the fewest. `held` is dropped at its end.
+    pub fn serve(&self, stream: TcpStream, tasks: &mut JoinSet<()>, held: impl Send + 'static) {
+        let runtimes = self.0.iter();
+        let least_loaded = runtimes.min_by_key(|runtime| Arc::strong_count(&runtime.connections));
         let runtime = least_loaded.expect("there is a core");
-        let (value, counted) = (runtime.value.clone(), Arc::clone(&runtime.connections));
+        let (router, state) = (runtime.router.clone(), Arc::clone(&runtime.state));
+        let held = (Arc::clone(&runtime.connections), held);
         let task = async move {
             match tokio::net::TcpStream::from_std(stream) {
-                Ok(stream) => serve(stream, value).await,
+                Ok(stream) => connection::serve(stream, router, state).await,
                 Err(error) => tracing::warn!(%error, "cannot serve a connection"),
             }
-            drop(counted);
+            drop(held);
         };
         tasks.spawn_on(task, &runtime.handle);
     }
 }
 
-impl<T> Runtime<T> {
-    fn start(make_value: impl Fn() -> T) -> anyhow::Result<Self> {
+impl Runtime {
+    fn start(make: impl Fn() -> (Router, Arc<AppState>)) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start a runtime")?;
         let handle = runtime.handle().clone();
-        let value = {
+        let (router, state) = {
             let _guard = handle.enter();
-            make_value()
+            make()
         };
         let (end, ended) = oneshot::channel();
         thread::Builder::new()
@@ -78,7 +71,8 @@ impl<T> Runtime<T> {
             .context("cannot start a thread")?;
         Ok(Self {
             handle,
-            value,
+            router,
+            state,
             connections: Arc::new(()),
             _end: end,
         })

@@ -6,8 +6,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use plantstore::{
-    AppState, BodyLimits, Metrics, Mode, Shutdown, Store, Timeouts, TokenCache, Writer,
-    serve_connection, with_fallbacks,
+    AppState, Limits, Metrics, Mode, Shutdown, Store, TokenCache, Writer, serve_connection,
+    with_fallbacks,
 };
 use tokio::net::TcpListener;
 
@@ -31,36 +31,30 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let _here = runtime.enter();
     let metrics = Arc::new(Metrics::new([50000, 40400].into_iter()));
-    let http_metrics = metrics.for_runtime();
     let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout, Arc::clone(&metrics));
-    let state = AppState {
+    let state = Arc::new(AppState {
         tokens: TokenCache::new(open(), writer.clone(), Arc::clone(&metrics), timeout),
         writer,
-        metrics: Arc::clone(&http_metrics),
-        body_limits: BodyLimits {
-            bytes_max: 1,
-            timeout,
+        metrics: metrics.for_runtime(),
+        limits: Limits {
+            header_timeout: timeout,
+            body_bytes_max: 1,
+            body_timeout: timeout,
+            idle_timeout: timeout,
         },
         shutdown: Shutdown::default(),
-    };
-    let router = with_fallbacks(Router::new().route("/panic", get(panics)), state);
+    });
+    let router = with_fallbacks(
+        Router::new().route("/panic", get(panics)),
+        Arc::clone(&state),
+    );
     let listener = runtime
         .block_on(TcpListener::bind("127.0.0.1:0"))
         .expect("a port");
     let address = listener.local_addr().expect("an address");
     runtime.spawn(async move {
         let (stream, _) = listener.accept().await.expect("a connection");
-        let timeouts = Timeouts {
-            headers: timeout,
-            idle: timeout,
-        };
-        serve_connection(
-            stream,
-            (router, http_metrics),
-            timeouts,
-            Shutdown::default(),
-        )
-        .await;
+        serve_connection(stream, router, state).await;
     });
 
     let mut client = Client::connect(address);
