@@ -168,13 +168,13 @@ macro_rules! on_engine {
 
 /// The operations that both engines implement as methods of the same name.
 impl Store {
-    /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. `used` is when tokens were last used.
+    /// Adds a batch of plants: an outcome for each, in order, once all of it is on disk. `token_uses` is when tokens were last used.
     pub fn add(
         &mut self,
         batch: &[Addition],
-        used: &[(TokenId, Timestamp)],
+        token_uses: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
-        on_engine!(self, store => store.add(batch, used))
+        on_engine!(self, store => store.add(batch, token_uses))
     }
 
     /// Checks that the store can be used. Called about once a second while serving, idle or not, so it must be cheap; if

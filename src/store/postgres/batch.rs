@@ -59,7 +59,7 @@ impl Postgres {
     pub(crate) fn add(
         &mut self,
         batch: &[Addition],
-        used: &[(TokenId, Timestamp)],
+        token_uses: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
         // A statement can contain an id only once: the first plant with an id is sent, and later ones are compared with it.
         let mut first = BTreeMap::new();
@@ -110,8 +110,8 @@ impl Postgres {
             }
         };
         let outcomes = batch.iter().map(outcome).collect();
-        if !used.is_empty() {
-            self.update_last_used(used);
+        if !token_uses.is_empty() {
+            self.record_token_uses(token_uses);
         }
         Ok(outcomes)
     }
@@ -140,10 +140,10 @@ impl Postgres {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    fn update_last_used(&mut self, used: &[(TokenId, Timestamp)]) {
+    fn record_token_uses(&mut self, token_uses: &[(TokenId, Timestamp)]) {
         let sql = "UPDATE plantstore.tokens SET last_used_at = $2
                    WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
-        for (token, used_at) in used {
+        for (token, used_at) in token_uses {
             self.execute_if_fast(sql, &[(&token.0, Type::INT8), (used_at, Type::TIMESTAMPTZ)]);
         }
     }

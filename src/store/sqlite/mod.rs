@@ -147,16 +147,16 @@ impl Sqlite {
     pub(crate) fn add(
         &mut self,
         batch: &[Addition],
-        used: &[(TokenId, Timestamp)],
+        token_uses: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
-        let added = self.try_add(batch, used);
+        let added = self.try_add(batch, token_uses);
         added.map_err(|error| self.note_failure(error))
     }
 
     fn try_add(
         &mut self,
         batch: &[Addition],
-        used: &[(TokenId, Timestamp)],
+        token_uses: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
         let wal_frames = self.prepare_write()?;
         let transaction = begin_write(&mut self.connection)?;
@@ -186,7 +186,7 @@ impl Sqlite {
                 });
             }
         }
-        for (token, used_at) in used {
+        for (token, used_at) in token_uses {
             transaction.execute(
                 "UPDATE tokens SET last_used_at = ?2 WHERE id = ?1",
                 params![token.0, used_at.as_millisecond()],
