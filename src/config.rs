@@ -36,7 +36,7 @@ pub(crate) struct BodySettings {
 pub(crate) struct WalSettings {
     /// Maximum size of the WAL of a SQLite store in bytes; while a reader prevents its reset, adds return 503 and import
     /// waits
-    #[arg(long, value_name = "N", default_value = "1073741824", value_parser = wal_bytes())]
+    #[arg(long, value_name = "N", default_value = "1073741824", value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
     pub(crate) max_wal_bytes: u64,
 }
 
@@ -121,10 +121,6 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 
 fn up_to(max: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=max)
-}
-
-fn wal_bytes() -> RangedU64ValueParser {
-    RangedU64ValueParser::new().range(1 << 20..=1 << 40)
 }
 
 fn log_level() -> impl TypedValueParser<Value = LevelFilter> {

@@ -13,7 +13,7 @@ use crate::cli::terminal::{Unit, count, progress_bar};
 use crate::config::StoreSettings;
 use crate::formats::{Format, spreadsheet_safe};
 use crate::fs::{AtomicFile, Replace};
-use crate::store::{Mode, Store, StoreError};
+use crate::store::{Mode, Store};
 
 const WRITE_BUFFER: usize = 64 << 10;
 
@@ -72,49 +72,38 @@ impl Export {
         } else {
             ProgressBar::hidden()
         };
-        let written = self.write(&mut store, format, &mut out, &progress)?;
-        drop(progress);
-        let plants = match written.and_then(|plants| out.flush().map(|()| plants)) {
-            // The reader has ended, as `head` does.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            written => written.with_context(cannot_write)?,
-        };
-        drop(out);
-        atomic.map_or(Ok(()), AtomicFile::persist)?;
-        if !is_stdout {
-            eprintln!("exported {}", count(plants, "plant"));
-        }
-        Ok(())
-    }
-
-    /// Returns the number of plants, or why they could not be written.
-    fn write(
-        &self,
-        store: &mut Store,
-        format: Format,
-        out: &mut impl Write,
-        progress: &ProgressBar,
-    ) -> Result<io::Result<u64>, StoreError> {
         let mut plants = 0;
-        let mut written = format.write_head(out);
-        if written.is_err() {
-            return Ok(written.map(|()| plants));
-        }
+        let mut written = format.write_head(&mut out);
         store.export(&mut |page| {
-            written = page.iter().try_for_each(|record| {
-                if self.spreadsheet_safe {
-                    format.write_plant(out, record.id, &spreadsheet_safe(&record.plant))
+            for record in page {
+                let plant = if self.spreadsheet_safe {
+                    &spreadsheet_safe(&record.plant)
                 } else {
-                    format.write_plant(out, record.id, &record.plant)
+                    &record.plant
+                };
+                if written.is_ok() {
+                    written = format.write_plant(&mut out, record.id, plant);
                 }
-            });
+            }
             plants += page.len() as u64;
-            progress.inc(page.len() as u64);
+            progress.set_position(plants);
             match written {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             }
         })?;
-        Ok(written.map(|()| plants))
+        drop(progress);
+        // If the reader has ended, as `head` does, the command succeeds.
+        written
+            .and_then(|()| out.flush())
+            .with_context(cannot_write)?;
+        drop(out);
+        if let Some(file) = atomic {
+            file.persist()?;
+        }
+        if !is_stdout {
+            eprintln!("exported {}", count(plants, "plant"));
+        }
+        Ok(())
     }
 }

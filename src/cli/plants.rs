@@ -103,36 +103,30 @@ impl List {
             // One more than is shown, to know whether there are more.
             let len = u32::try_from(left.saturating_add(1)).unwrap_or(CURSORS_MAX);
             let len = len.min(CURSORS_MAX);
-            let progress =
-                (!filter.is_by_time()).then(|| progress_bar("reading", None, Unit::Items));
-            let report = &mut |read| progress.iter().for_each(|bar| bar.inc(read as u64));
-            let cursors = reader.store.find(&filter, before, len, report)?;
+            let progress = progress_bar("reading", None, Unit::Items);
+            let report = &mut |read| progress.inc(read as u64);
+            let mut cursors = reader.store.find(&filter, before, len, report)?;
             drop(progress);
-            let (shown, more) = match usize::try_from(left) {
-                Ok(left) if left < cursors.len() => cursors.split_at(left),
-                _ => (&cursors[..], &[][..]),
-            };
-            for page in shown.chunks(PAGE_LEN) {
+            let is_end = cursors.len() < len as usize;
+            let has_more = cursors.len() as u64 > left;
+            cursors.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+            for page in cursors.chunks(PAGE_LEN) {
                 let ids: Vec<_> = page.iter().map(|cursor| cursor.id).collect();
                 output.print(&reader.get(&ids)?)?;
             }
-            before = shown.last().copied().unwrap_or(before);
-            left -= shown.len() as u64;
-            if !more.is_empty() || cursors.len() < len as usize {
-                break !more.is_empty();
+            before = cursors.last().copied().unwrap_or(before);
+            left -= cursors.len() as u64;
+            if is_end || has_more {
+                break has_more;
             }
         };
-        output.finish()?;
         if has_more {
             write_stderr(format!("more: the same with --cursor {before}\n"));
         } else if left == self.limit {
+            output.print(&[])?; // the header of the table
             let is_unfiltered = filter.is_any() && self.cursor.is_none();
-            let message = if is_unfiltered {
-                "no plants\n"
-            } else {
-                "no plants match\n"
-            };
-            write_stderr(message.to_owned());
+            let condition = if is_unfiltered { "" } else { " match" };
+            write_stderr(format!("no plants{condition}\n"));
         }
         reader.finish()
     }
@@ -175,14 +169,6 @@ impl ListOutput {
         }
         let table = self.table.get_or_insert_with(|| Table::new(widths(&rows)));
         print(&table.rows(rows))
-    }
-
-    /// An empty table has a header, too.
-    fn finish(&mut self) -> anyhow::Result<()> {
-        match self.table {
-            None => self.print(&[]),
-            Some(_) => Ok(()),
-        }
     }
 }
 

@@ -45,11 +45,8 @@ pub(crate) fn spreadsheet_safe(plant: &Plant) -> Plant {
         let is_formula = text
             .trim_start_matches([' ', '\u{a0}'])
             .starts_with(['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠']);
-        if is_formula {
-            format!("'{text}")
-        } else {
-            text.clone()
-        }
+        let apostrophe = if is_formula { "'" } else { "" };
+        format!("{apostrophe}{text}")
     };
     Plant {
         name: safe(&plant.name),
