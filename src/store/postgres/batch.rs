@@ -32,6 +32,10 @@ const ADD: &str = "
     WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
     RETURNING id, added_at = now()";
 
+const RECORD_TOKEN_USE: &str = "
+    UPDATE plantstore.tokens SET last_used_at = $2
+    WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
+
 /// Writes the row of this node, which no other session has a reason to lock.
 const PROBE: &str = "
     INSERT INTO plantstore.nodes (id, started_at, seen_at) VALUES ($1, now(), now())
@@ -110,8 +114,9 @@ impl Postgres {
             }
         };
         let outcomes = batch.iter().map(outcome).collect();
-        if !token_uses.is_empty() {
-            self.record_token_uses(token_uses);
+        for (token, used_at) in token_uses {
+            let values: &Values<'_> = &[(&token.0, Type::INT8), (used_at, Type::TIMESTAMPTZ)];
+            self.execute_if_fast(RECORD_TOKEN_USE, values);
         }
         Ok(outcomes)
     }
@@ -140,14 +145,6 @@ impl Postgres {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    fn record_token_uses(&mut self, token_uses: &[(TokenId, Timestamp)]) {
-        let sql = "UPDATE plantstore.tokens SET last_used_at = $2
-                   WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
-        for (token, used_at) in token_uses {
-            self.execute_if_fast(sql, &[(&token.0, Type::INT8), (used_at, Type::TIMESTAMPTZ)]);
-        }
-    }
-
     /// Plants are waiting for this to return, so it is skipped if it takes long: it will be run again some time.
     fn execute_if_fast(&mut self, sql: &str, values: &Values<'_>) {
         self.block_on(async |client| {
@@ -161,15 +158,15 @@ impl Postgres {
     }
 
     pub(crate) fn insert_plants(&mut self, plants: &[PlantRecord]) -> Result<(), StoreError> {
-        let (mut ids, mut names, mut tags) = (vec![], vec![], vec![]);
-        let (mut times, mut tokens) = (vec![], vec![]);
-        for record in plants {
-            ids.push(record.id);
-            names.push(encode(&record.plant.name));
-            tags.push(record.plant.tag.as_deref().map(encode));
-            times.push(record.added_at);
-            tokens.push(record.added_by.0);
-        }
+        let ids: Vec<_> = plants.iter().map(|record| record.id).collect();
+        let names: Vec<_> = plants
+            .iter()
+            .map(|record| encode(&record.plant.name))
+            .collect();
+        let tags = plants.iter().map(|record| record.plant.tag.as_deref());
+        let tags: Vec<_> = tags.map(|tag| tag.map(encode)).collect();
+        let times: Vec<_> = plants.iter().map(|record| record.added_at).collect();
+        let tokens: Vec<_> = plants.iter().map(|record| record.added_by.0).collect();
         let sql = "INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
                    SELECT * FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::TIMESTAMPTZ[], $5::BIGINT[])
                    ON CONFLICT (id) DO NOTHING";

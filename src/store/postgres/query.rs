@@ -149,20 +149,15 @@ impl Postgres {
 
     /// The size of plants and tokens on disk with their indexes; none if the engine does not tell.
     fn size(&mut self) -> Result<Option<u64>, StoreError> {
-        let unknown = [
-            SqlState::UNDEFINED_FUNCTION,
-            SqlState::FEATURE_NOT_SUPPORTED,
-        ];
-        let size =
-            self.run(
-                async |session| match session.client.query_typed_one(SIZE, &[]).await {
-                    Ok(row) => Ok(row.get::<_, Option<i64>>(0)),
-                    Err(error) if error.code().is_some_and(|code| unknown.contains(code)) => {
-                        Ok(None)
-                    }
-                    Err(error) => Err(error),
-                },
-            )?;
+        let size = self.run(async |session| {
+            let row = session.client.query_typed_one(SIZE, &[]).await;
+            match row.as_ref().map_err(Error::code) {
+                Err(Some(&(SqlState::UNDEFINED_FUNCTION | SqlState::FEATURE_NOT_SUPPORTED))) => {
+                    Ok(None)
+                }
+                _ => row.map(|row| row.get::<_, Option<i64>>(0)),
+            }
+        })?;
         Ok(size.and_then(|size| u64::try_from(size).ok()))
     }
 
@@ -182,31 +177,25 @@ impl Postgres {
     }
 
     pub(crate) fn check(&mut self, report: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
-        let sql = "SELECT plants.id, plants.added_by, tokens.id IS NULL
-                   FROM plantstore.plants LEFT JOIN plantstore.tokens ON tokens.id = plants.added_by
-                   WHERE plants.id >= $2 AND (tokens.id IS NULL OR plants.name ~ $1 OR plants.tag ~ $1)
-                   ORDER BY plants.id LIMIT $3::BIGINT";
+        let sql = format!(
+            "SELECT plants.id, 'plant ' || plants.id || CASE
+               WHEN tokens.id IS NULL THEN ': added by token ' || added_by || ', which does not exist'
+               ELSE ': not what was stored'
+             END
+             FROM plantstore.plants LEFT JOIN plantstore.tokens ON tokens.id = plants.added_by
+             WHERE plants.id >= $1 AND (tokens.id IS NULL OR plants.name ~ $2 OR plants.tag ~ $2)
+             ORDER BY plants.id LIMIT {CHECK_LEN}"
+        );
         let invalid_escape = "\u{1a}([^01]|$)";
         let mut next = Some(i64::MIN);
-        while let Some(first) = next.take() {
-            let rows = self.query(
-                sql,
-                &[
-                    (&invalid_escape, Type::TEXT),
-                    (&first, Type::INT8),
-                    (&i64::from(CHECK_LEN), Type::INT8),
-                ],
-            )?;
-            if let Some(last) = rows.get(CHECK_LEN as usize - 1) {
-                next = last.get::<_, i64>(0).checked_add(1);
-            }
+        while let Some(first) = next {
+            let values: &Values<'_> = &[(&first, Type::INT8), (&invalid_escape, Type::TEXT)];
+            let rows = self.query(&sql, values)?;
+            next = rows
+                .last()
+                .and_then(|row| row.get::<_, i64>(0).checked_add(1));
             for row in rows {
-                let (id, token): (i64, i64) = (row.get(0), row.get(1));
-                report(Finding::Problem(if row.get(2) {
-                    format!("plant {id}: added by token {token}, which does not exist")
-                } else {
-                    format!("plant {id}: not what was stored")
-                }));
+                report(Finding::Problem(row.get(1)));
             }
         }
         let row = self.query_one(COUNTS, &[])?;

@@ -26,25 +26,23 @@ const SCHEMA_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// A larger difference between the clocks is logged.
 const CLOCK_DIFFERENCE_MAX: SignedDuration = SignedDuration::from_secs(10);
 
-/// Values of settings that can lose acknowledged plants, in the order of the columns of `check_settings`.
-const UNSAFE: [(&str, &str, &str); 4] = [
-    (
-        "fsync",
-        "off",
-        "a power failure can lose acknowledged plants",
-    ),
-    ("full_page_writes", "off", "a power failure can tear pages"),
-    (
-        "data_sync_retry",
-        "on",
-        "a failed fsync can be followed by one that claims success",
-    ),
-    (
-        "synchronous_commit",
-        "off",
-        "a crash can lose acknowledged plants",
-    ),
-];
+/// The time, and which setting can lose acknowledged plants. A setting that the engine does not have is null, and safe. With
+/// remote_write the standby has passed a commit to its kernel, which a power failure there loses.
+const CHECK_SETTINGS: &str = "
+    SELECT clock_timestamp(), CASE
+      WHEN current_setting('fsync', true) = 'off' THEN 'fsync is off: a power failure can lose acknowledged plants'
+      WHEN current_setting('full_page_writes', true) = 'off' THEN 'full_page_writes is off: a power failure can tear pages'
+      WHEN current_setting('data_sync_retry', true) = 'on'
+        THEN 'data_sync_retry is on: a failed fsync can be followed by one that claims success'
+      WHEN current_setting('synchronous_commit', true) = 'off'
+        THEN 'synchronous_commit is off: a crash can lose acknowledged plants'
+      WHEN current_setting('synchronous_standby_names', true) <> ''
+          AND current_setting('synchronous_commit', true) NOT IN ('on', 'remote_apply')
+        THEN 'synchronous_commit is ' || current_setting('synchronous_commit', true)
+          || ' though there are synchronous standbys: a failover can lose acknowledged plants; set it to on'
+      WHEN current_setting('server_encoding', true) <> 'UTF8'
+        THEN 'server_encoding is not UTF8: not every name could be stored'
+    END";
 
 pub(super) struct Session {
     /// The URL without password, for error messages.
@@ -123,41 +121,14 @@ impl Session {
         OpenError::Unsafe { database, problem }
     }
 
-    /// Rejects settings that can lose acknowledged plants, and compares the clocks. A setting that the engine does not have is safe.
+    /// Rejects settings that can lose acknowledged plants, and compares the clocks.
     async fn check_settings(&self) -> Result<(), OpenError> {
-        let sql =
-            "SELECT current_setting('fsync', true), current_setting('full_page_writes', true),
-                    current_setting('data_sync_retry', true),
-                    current_setting('synchronous_commit', true),
-                    current_setting('synchronous_standby_names', true),
-                    current_setting('server_encoding', true),
-                    clock_timestamp()";
         let asked_at = Timestamp::now();
-        let row = self.client.query_typed_one(sql, &[]).await;
+        let row = self.client.query_typed_one(CHECK_SETTINGS, &[]).await;
         let row = row.map_err(classify_connect_error(&self.database))?;
-        compare_clocks(asked_at, row.get(6), Timestamp::now());
-        let setting = |column: usize| row.get::<_, Option<&str>>(column);
-        for (column, (name, value, consequence)) in UNSAFE.iter().enumerate() {
-            if setting(column) == Some(value) {
-                return Err(self.must_not_be_used(format!("{name} is {value}: {consequence}")));
-            }
-        }
-        let has_standbys = setting(4).is_some_and(|names| !names.is_empty());
-        if has_standbys
-            && let Some(level) = setting(3)
-            && !["on", "remote_apply"].contains(&level)
-        {
-            // With remote_write the standby has passed it to its kernel, which a power failure there loses.
-            return Err(self.must_not_be_used(format!(
-                "synchronous_commit is {level} though there are synchronous standbys: \
-                 a failover can lose acknowledged plants; set it to on"
-            )));
-        }
-        if setting(5).is_some_and(|encoding| encoding != "UTF8") {
-            let problem = "server_encoding is not UTF8: not every name could be stored";
-            return Err(self.must_not_be_used(problem.to_owned()));
-        }
-        Ok(())
+        compare_clocks(asked_at, row.get(0), Timestamp::now());
+        let problem: Option<String> = row.get(1);
+        problem.map_or(Ok(()), |problem| Err(self.must_not_be_used(problem)))
     }
 }
 

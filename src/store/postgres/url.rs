@@ -9,6 +9,8 @@ use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
+use crate::store::error::chain;
+
 /// Displayed without user and password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
@@ -32,29 +34,32 @@ impl FromStr for Url {
         for option in query.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("sslmode", value)) => mode = value,
-                Some(("sslrootcert", value)) => roots_path = Some(decoded(value)?.into()),
+                Some(("sslrootcert", value)) => {
+                    let path = percent_decode_str(value).decode_utf8();
+                    let path = path.map_err(|_| "sslrootcert: expected UTF-8")?;
+                    roots_path = Some(path.into_owned().into());
+                }
                 _ => rest.push(option),
             }
         }
         let ssl_mode = match (mode, &roots_path) {
             ("disable", None) => SslMode::Disable,
             ("verify-full", Some(_)) => SslMode::Require,
-            ("disable", Some(_)) => return Err("sslrootcert needs sslmode=verify-full".to_owned()),
+            ("disable", Some(_)) => return Err("sslrootcert needs sslmode=verify-full".into()),
             ("verify-full", None) => {
-                return Err("sslmode=verify-full needs sslrootcert=FILE".to_owned());
+                return Err("sslmode=verify-full needs sslrootcert=FILE".into());
             }
             _ => {
-                return Err(
-                    "sslmode is disable or verify-full; the others do not verify the server"
-                        .to_owned(),
-                );
+                let problem =
+                    "sslmode is disable or verify-full; the others do not verify the server";
+                return Err(problem.into());
             }
         };
         // These would end the password early, and the rest of it would become the name of a host or of a database, which are shown.
         let after_scheme = address.split_once("://").map_or("", |(_, rest)| rest);
         let before_host = after_scheme.rsplit_once('@').map_or("", |(user, _)| user);
         if before_host.contains(['@', '/']) {
-            return Err("write `@` and `/` in a user name or a password as %40 and %2F".to_owned());
+            return Err("write `@` and `/` in a user name or a password as %40 and %2F".into());
         }
         let mut config: Config = format!("{address}?{}", rest.join("&")).parse().map_err(
             |error: tokio_postgres::Error| {
@@ -62,15 +67,15 @@ impl FromStr for Url {
                     // The error would show the rest of the password as the name of an option.
                     "write `?` in a user name or a password as %3F".to_owned()
                 } else {
-                    described(&error)
+                    chain(&error)
                 }
             },
         )?;
         if config.get_hosts().is_empty() {
-            return Err("expected a host, such as postgres://user@host/database".to_owned());
+            return Err("expected a host, such as postgres://user@host/database".into());
         }
         if config.get_target_session_attrs() == TargetSessionAttrs::ReadOnly {
-            return Err("plants cannot be added to a server that is read-only".to_owned());
+            return Err("plants cannot be added to a server that is read-only".into());
         }
         config
             .ssl_mode(ssl_mode)
@@ -105,19 +110,5 @@ impl fmt::Display for Url {
             Some(name) => write!(f, "/{name}"),
             None => Ok(()),
         }
-    }
-}
-
-fn decoded(text: &str) -> Result<String, String> {
-    match percent_decode_str(text).decode_utf8() {
-        Ok(path) => Ok(path.into_owned()),
-        Err(_) => Err("sslrootcert: expected UTF-8".to_owned()),
-    }
-}
-
-fn described(error: &tokio_postgres::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
     }
 }
