@@ -17,19 +17,15 @@ pub struct Token(String);
 impl Token {
     /// From random numbers of the operating system: 30 characters are 178 bits.
     pub fn generate() -> Result<Self, getrandom::Error> {
-        let mut random = String::with_capacity(RANDOM_LEN);
+        let mut random = String::new();
         let mut bytes = [0; 64];
         while random.len() < RANDOM_LEN {
             getrandom::fill(&mut bytes)?;
             // 248 is the largest multiple of 62 in a byte; with larger numbers `%` would favour some characters.
             let unbiased = bytes.iter().filter(|&&byte| byte < 248);
-            let missing = RANDOM_LEN - random.len();
-            random.extend(
-                unbiased
-                    .take(missing)
-                    .map(|byte| char::from(BASE62[usize::from(byte % 62)])),
-            );
+            random.extend(unbiased.map(|byte| char::from(BASE62[usize::from(byte % 62)])));
         }
+        random.truncate(RANDOM_LEN);
         let checksum = checksum(&random);
         Ok(Self(format!("{PREFIX}{random}{checksum}")))
     }
@@ -74,17 +70,7 @@ pub(crate) fn parse_name(text: &str) -> Result<String, String> {
 /// The SHA-256 of a token, which is what the store has of it. Compared in constant time, so that the response time reveals
 /// nothing about stored digests.
 #[derive(Clone, Copy, Eq)]
-pub struct TokenDigest([u8; 32]);
-
-impl TokenDigest {
-    pub fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    pub fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-}
+pub struct TokenDigest(pub [u8; 32]);
 
 impl PartialEq for TokenDigest {
     fn eq(&self, other: &Self) -> bool {

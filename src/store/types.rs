@@ -149,7 +149,7 @@ pub struct TokenRecord {
 impl TokenRecord {
     /// A token that is created now, with an id that is as unique as the digest.
     pub fn new(name: &str, digest: TokenDigest) -> Self {
-        let first = digest.as_bytes().first_chunk();
+        let first = digest.0.first_chunk();
         let id = i64::from_be_bytes(*first.expect("a digest has 32 bytes")) & i64::MAX;
         Self {
             id: TokenId(id),

@@ -131,10 +131,8 @@ impl Postgres {
         let mut tags = Vec::new();
         for row in self.query(COUNTS_BY_TAG, &[(&i64::from(TAGS_MAX), Type::INT8)])? {
             let tag = decode(row.get(0));
-            let tag =
-                tag.ok_or_else(|| Failure::Damaged.because("a tag is not what was stored"))?;
             tags.push(TagCount {
-                tag: tag.into_owned(),
+                tag: tag.ok_or_else(|| Failure::Damaged.because("a tag is not what was stored"))?,
                 plants: count(&row, 1),
             });
         }

@@ -27,8 +27,7 @@ pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
 /// Reads a row whose first columns are `id, name, tag`.
 pub(super) fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
     let decode = |stored| {
-        let decoded = decode(stored).map(Cow::into_owned);
-        decoded.ok_or_else(|| Failure::Damaged.because("a plant is not what was stored"))
+        decode(stored).ok_or_else(|| Failure::Damaged.because("a plant is not what was stored"))
     };
     let tag: Option<&str> = row.get(2);
     let plant = Plant {
@@ -42,7 +41,7 @@ pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     let damaged = || Failure::Damaged.because("a token is not what was stored");
     let digest: &[u8] = row.get("digest");
     let digest = digest.try_into().map_err(|_| damaged())?;
-    let rate_limit: Option<i64> = row.get("rate_limit");
+    let rate_limit = row.get::<_, Option<i64>>("rate_limit").map(u32::try_from);
     let time = |column| {
         row.get::<_, Option<Timestamp>>(column)
             .map(to_the_millisecond)
@@ -50,10 +49,8 @@ pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     Ok(TokenRecord {
         id: TokenId(row.get("id")),
         name: row.get::<_, &str>("name").into(),
-        digest: TokenDigest::from_bytes(digest),
-        rate_limit: rate_limit
-            .map(|limit| u32::try_from(limit).map_err(|_| damaged()))
-            .transpose()?,
+        digest: TokenDigest(digest),
+        rate_limit: rate_limit.transpose().map_err(|_| damaged())?,
         created_at: to_the_millisecond(row.get("created_at")),
         expires_at: time("expires_at"),
         revoked_at: time("revoked_at"),
@@ -67,43 +64,29 @@ fn to_the_millisecond(time: Timestamp) -> Timestamp {
 }
 
 const ESCAPE: char = '\u{1a}';
-const NUL: char = '0';
-const ITSELF: char = '1';
 
 /// The text as it is stored.
 pub(super) fn encode(text: &str) -> Cow<'_, str> {
     if !text.contains(['\0', ESCAPE]) {
         return Cow::Borrowed(text);
     }
-    let mut stored = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
-        match c {
-            '\0' => stored.extend([ESCAPE, NUL]),
-            ESCAPE => stored.extend([ESCAPE, ITSELF]),
-            c => stored.push(c),
-        }
-    }
-    Cow::Owned(stored)
+    let escaped = text.replace(ESCAPE, "\u{1a}1");
+    Cow::Owned(escaped.replace('\0', "\u{1a}0"))
 }
 
 /// The text that was stored; none if it was not stored by plantstore.
-pub(super) fn decode(stored: &str) -> Option<Cow<'_, str>> {
-    if !stored.contains(ESCAPE) {
-        return Some(Cow::Borrowed(stored));
-    }
-    let mut text = String::with_capacity(stored.len());
-    let mut chars = stored.chars();
-    while let Some(c) = chars.next() {
-        text.push(match c {
-            ESCAPE => match chars.next()? {
-                NUL => '\0',
-                ITSELF => ESCAPE,
-                _ => return None,
-            },
-            c => c,
+pub(super) fn decode(stored: &str) -> Option<String> {
+    let mut parts = stored.split(ESCAPE);
+    let mut text = parts.next()?.to_owned();
+    for part in parts {
+        text.push(match part.chars().next()? {
+            '0' => '\0',
+            '1' => ESCAPE,
+            _ => return None,
         });
+        text.push_str(&part[1..]);
     }
-    Some(Cow::Owned(text))
+    Some(text)
 }
 
 #[cfg(test)]

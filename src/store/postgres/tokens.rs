@@ -26,7 +26,7 @@ impl Postgres {
         let values: &Values<'_> = &[
             (&token.id.0, Type::INT8),
             (&&*token.name, Type::TEXT),
-            (&token.digest.as_bytes().as_slice(), Type::BYTEA),
+            (&token.digest.0.as_slice(), Type::BYTEA),
             (&token.rate_limit.map(i64::from), Type::INT8),
             (&token.created_at, Type::TIMESTAMPTZ),
             (&token.expires_at, Type::TIMESTAMPTZ),
@@ -58,7 +58,7 @@ impl Postgres {
         &mut self,
         digest: &TokenDigest,
     ) -> Result<Option<TokenRecord>, StoreError> {
-        let digest: &[u8] = digest.as_bytes();
+        let digest = digest.0.as_slice();
         let rows = self.query(
             &format!("{SELECT} WHERE digest = $1"),
             &[(&digest, Type::BYTEA)],
@@ -75,7 +75,7 @@ impl Postgres {
         for token in tokens {
             self.insert_token(token, "ON CONFLICT DO NOTHING")?;
             let values: &Values<'_> = &[
-                (&token.digest.as_bytes().as_slice(), Type::BYTEA),
+                (&token.digest.0.as_slice(), Type::BYTEA),
                 (&token.revoked_at, Type::TIMESTAMPTZ),
                 (&token.last_used_at, Type::TIMESTAMPTZ),
             ];

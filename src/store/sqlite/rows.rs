@@ -125,7 +125,7 @@ pub(super) fn plant<'a>(row: &'a Row<'_>) -> Option<PlantRow<'a>> {
 pub(super) fn token_checksum(token: &TokenRecord) -> i32 {
     let mut hasher = Hasher::new();
     text(&mut hasher, Some(token.name.as_bytes()));
-    text(&mut hasher, Some(token.digest.as_bytes()));
+    text(&mut hasher, Some(&token.digest.0));
     number(&mut hasher, token.created_at.as_millisecond());
     let optional = [
         token.rate_limit.map(i64::from),
@@ -148,7 +148,7 @@ pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
     let token = TokenRecord {
         id: TokenId(row.get("id")?),
         name: row.get("name")?,
-        digest: TokenDigest::from_bytes(row.get("digest")?),
+        digest: TokenDigest(row.get("digest")?),
         rate_limit: row.get("rate_limit")?,
         created_at: time(row.get("created_at")?)?,
         expires_at: optional_time("expires_at")?,

@@ -83,7 +83,7 @@ impl Sqlite {
 fn find(connection: &Connection, digest: &TokenDigest) -> Result<Option<TokenRecord>, Error> {
     let sql = "SELECT * FROM tokens WHERE digest = ?1";
     let mut select = connection.prepare_cached(sql)?;
-    let token = select.query_row([digest.as_bytes()], rows::token);
+    let token = select.query_row([digest.0], rows::token);
     token.optional()
 }
 
@@ -99,7 +99,7 @@ fn insert(
     let values = params![
         id.map(|id| id.0),
         token.name,
-        token.digest.as_bytes(),
+        token.digest.0,
         token.rate_limit,
         token.created_at.as_millisecond(),
         token.expires_at.map(Timestamp::as_millisecond),
