@@ -177,11 +177,7 @@ fn check_target(
 ) -> Result<(), FileError> {
     let name = target.display();
     let reject = |problem: &str| Err(FileError::Rejected(format!("{name} {problem}")));
-    let found = match fs::symlink_metadata(target) {
-        Ok(found) => Some(found),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(failed_to("write", target)(error)),
-    };
+    let found = if_exists(fs::symlink_metadata(target)).map_err(failed_to("write", target))?;
     let resolved = resolve(target).map_err(failed_to("find the directory of", target))?;
     // First of all, without opening the file: it may be open through SQLite.
     if let Some(store) = store
@@ -383,6 +379,14 @@ pub fn open_existing(path: &Path, write: bool) -> io::Result<File> {
         Ok(file)
     } else {
         Err(io::Error::other("not a regular file"))
+    }
+}
+
+/// The result of an operation on a file; none if there is no file.
+pub fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
     }
 }
 

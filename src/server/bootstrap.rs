@@ -2,14 +2,14 @@
 //! command that uses it. The token itself is never logged.
 
 use std::fs::Permissions;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::fs::{AtomicFile, open_existing};
+use crate::fs::{AtomicFile, if_exists, open_existing};
 use crate::logging;
 use crate::store::{Store, TokenRecord};
 use crate::token::Token;
@@ -63,9 +63,8 @@ fn write_token(path: &Path, token: &Token) -> anyhow::Result<()> {
 /// The token that an earlier start has written.
 fn read_token(path: &Path) -> anyhow::Result<Option<Token>> {
     let cannot_read = || format!("cannot read {}", path.display());
-    let file = match open_existing(path, false) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.with_context(cannot_read)?,
+    let Some(file) = if_exists(open_existing(path, false)).with_context(cannot_read)? else {
+        return Ok(None);
     };
     let mut text = String::new();
     let read = (&file).take(TOKEN_FILE_LEN_MAX).read_to_string(&mut text);

@@ -3,7 +3,7 @@
 //! another name.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -15,8 +15,8 @@ use rusqlite::ffi::{SQLITE_FULL, SQLITE_IOERR_WRITE};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::fs::{
-    AtomicFile, Replace, change_owner, failed_to, in_use, is_same_file, owner_of, resolve_links,
-    sync_directory_of, with_suffix,
+    AtomicFile, Replace, change_owner, failed_to, if_exists, in_use, is_same_file, owner_of,
+    resolve_links, sync_directory_of, with_suffix,
 };
 use crate::sqlite_format::{Content, JOURNAL_MODE_OFFSET, JOURNAL_MODE_ROLLBACK, JOURNAL_MODE_WAL};
 use crate::store::error::{OpenError, StoreError};
@@ -169,10 +169,9 @@ impl Restoration {
             Err(OpenError::other(message))
         };
         // Checked before it is opened: opening a named pipe would wait for a writer.
-        match fs::metadata(backup) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Err(open::no_file(backup)),
-            Ok(found) if !found.is_file() => return Err(open::not_a_backup(backup)),
-            _ => {}
+        let found = if_exists(fs::metadata(backup)).map_err(failed_to("read", backup))?;
+        if !found.ok_or_else(|| open::no_file(backup))?.is_file() {
+            return Err(open::not_a_backup(backup));
         }
         let from = File::open(backup).map_err(failed_to("read", backup))?;
         let real = resolve_links(store).map_err(failed_to("find", store))?;
@@ -246,11 +245,8 @@ fn move_sidecars_aside(store: &Path, kept: &Path) -> Result<bool, OpenError> {
     let mut found = false;
     for suffix in ["-wal", "-journal"] {
         let (there, aside) = (with_suffix(store, suffix), with_suffix(kept, suffix));
-        match fs::rename(&there, &aside) {
-            Ok(()) => found = true,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed_to("rename", &there)(error).into()),
-        }
+        let moved = if_exists(fs::rename(&there, &aside));
+        found |= moved.map_err(failed_to("rename", &there))?.is_some();
     }
     // SQLite does not use the content of a file that an earlier process has left.
     let _ = fs::remove_file(with_suffix(store, "-shm"));

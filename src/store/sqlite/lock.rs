@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use rusqlite::Error::{self, QueryReturnedNoRows};
 
-use crate::fs::{create_empty, failed_to, is_empty, is_same_file, open_existing, with_suffix};
+use crate::fs::{
+    create_empty, failed_to, if_exists, is_empty, is_same_file, open_existing, with_suffix,
+};
 use crate::store::error::OpenError;
 use crate::store::sqlite::connection::unusable;
 use crate::store::sqlite::rows;
@@ -129,7 +131,7 @@ impl Lock {
     pub(super) fn take(store: &Path) -> Result<Self, OpenError> {
         let path = with_suffix(store, "-lock");
         let file = open_lock_file(store).map_err(failed_to("open", &path))?;
-        let database = open_if_exists(store).map_err(failed_to("open", store))?;
+        let database = if_exists(open_existing(store, true)).map_err(failed_to("open", store))?;
         let lock_both = || Ok(try_lock(&file)? && database.as_ref().map_or(Ok(true), try_lock)?);
         let start = Instant::now();
         while !lock_both().map_err(failed_to("lock", &path))? {
@@ -156,10 +158,9 @@ impl Lock {
 
     /// Locks those of the two files that exist, the lock file first. None if that fails.
     pub(super) fn take_if_free(store: &Path) -> Option<[Option<File>; 2]> {
-        let lock = |path: &Path| match open_if_exists(path) {
-            Ok(Some(file)) => file.try_lock().ok().map(|()| Some(file)),
-            Ok(None) => Some(None),
-            Err(_) => None,
+        let lock = |path: &Path| match if_exists(open_existing(path, true)).ok()? {
+            Some(file) => file.try_lock().ok().map(|()| Some(file)),
+            None => Some(None),
         };
         Some([lock(&with_suffix(store, "-lock"))?, lock(store)?])
     }
@@ -236,13 +237,6 @@ fn open_lock_file(store: &Path) -> io::Result<File> {
     let path = with_suffix(store, "-lock");
     create_empty(&path, store)?;
     open_existing(&path, true)
-}
-
-fn open_if_exists(path: &Path) -> io::Result<Option<File>> {
-    match open_existing(path, true) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        opened => opened.map(Some),
-    }
 }
 
 fn try_lock(file: &File) -> io::Result<bool> {

@@ -342,13 +342,11 @@ fn is_in_backup_mode(connection: &Connection, store: &Path) -> Result<bool, Open
 
 /// None if there is no store, or an empty file.
 pub(in crate::store) fn schema_version(path: &Path) -> Result<Option<i64>, OpenError> {
-    let found = match existing(path) {
-        Err(OpenError::Missing(_)) => return Ok(None),
-        store => {
-            let store = &store?;
-            version(&connect(store)?, store)?
-        }
-    };
+    if !path.exists() {
+        return Ok(None);
+    }
+    let store = &existing(path)?;
+    let found = version(&connect(store)?, store)?;
     Ok((found > 0).then_some(found.into()))
 }
 

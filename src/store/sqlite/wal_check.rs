@@ -14,7 +14,7 @@ use std::path::Path;
 use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use crate::fs::{failed_to, is_empty, with_suffix};
+use crate::fs::{failed_to, if_exists, is_empty, with_suffix};
 use crate::sqlite_format::{
     Content, LOCK_BYTE, PAGE_LEN, WAL_FRAME_HEADER_LEN, WAL_HEADER_LEN, WAL_MAGIC,
 };
@@ -185,9 +185,8 @@ struct Wal {
 impl Wal {
     /// None if there is no file, or if it is too short for a header.
     fn open(path: &Path) -> io::Result<Option<Self>> {
-        let file = match File::open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
+        let Some(file) = if_exists(File::open(path))? else {
+            return Ok(None);
         };
         let mut file = BufReader::with_capacity(1 << 16, file);
         let mut header = [0; WAL_HEADER_LEN];
