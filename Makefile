@@ -40,7 +40,7 @@ checks:
 	@$(NICE) $(PART) build deny lint docs $(LABEL)
 	@$(PART) browser schemathesis $(LABEL)
 
-# Needs only Rust.
+# Needs only Rust and a C compiler.
 check: fmt lint docs
 
 # Installs the tools of the tests: curl and sqlite3 (commands in README.md), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy

@@ -45,7 +45,7 @@ macro_rules! pages {
         })+
 
         /// The pages whose commands are run.
-        const PAGES: &[&str] = &[$($name,)+ "high-availability.md", "migration.md"];
+        const PAGES: &[&str] = &[$($name,)+ "high-availability.md", "copy.md"];
     };
 }
 
@@ -87,7 +87,7 @@ fn page_high_availability_and_page_migration() {
         directory.path(),
         &[&["token", "create", "a"], &source[..]].concat(),
     );
-    markdown::run(&blocks(&page("migration.md")), directory.path(), &variables);
+    markdown::run(&blocks(&page("copy.md")), directory.path(), &variables);
 }
 
 #[test]
