@@ -13,7 +13,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-postgres browser faults-share faults schemathesis bench bench-growth bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-postgres browser faults-sample faults schemathesis bench bench-growth bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -31,7 +31,7 @@ LABEL = 2>&1 | sed --unbuffered 's/^/$@: /'
 
 tests-sqlite:
 	@$(PART) it-sqlite $(LABEL)
-	@$(PART) faults-share $(LABEL)
+	@$(PART) faults-sample $(LABEL)
 
 tests-postgres:
 	@$(PART) it-postgres $(LABEL)
@@ -97,7 +97,7 @@ browser: build
 	tests/browser/run $(TARGET)/release/plantstore $(TARGET)/docs-page
 
 # A sample of the faults, and the deliberate breaks that the suite has to detect.
-faults-share:
+faults-sample:
 	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 

@@ -53,9 +53,9 @@ const METRICS: &[Metric] = &[
         |ops, _, out| for (outcome, count) in ops.metrics.adds.by_outcome() {
             out.sample(&[("outcome", outcome)], count.value());
         }),
-    ("plantstore_queue_plants", "gauge", "Plants waiting in the queue; a token update or a probe counts as one.",
+    ("plantstore_queue_length", "gauge", "Plants waiting in the queue; a token update or a probe counts as one.",
         |ops, _, out| out.value(ops.health_check.get().map_or(0, HealthCheck::queue_len))),
-    ("plantstore_queue_plants_max", "gauge", "Limit of the queue; further adds get a 503.",
+    ("plantstore_queue_length_max", "gauge", "Limit of the queue; further adds get a 503.",
         |ops, _, out| out.value(ops.settings.max_queue)),
     ("plantstore_batch_plants", "histogram", "Plants per successful commit.",
         |ops, _, out| out.histogram(&[], &ops.metrics.batch_plants, 1.0)),

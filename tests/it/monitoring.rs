@@ -237,8 +237,8 @@ fn outcomes_commits_tokens_and_connections_are_counted() {
 
     assert_eq!(metrics.value("plantstore_ready"), 1.0);
     assert_eq!(metrics.value("plantstore_draining"), 0.0);
-    assert_eq!(metrics.value("plantstore_queue_plants"), 0.0);
-    assert_eq!(metrics.value("plantstore_queue_plants_max"), 1024.0);
+    assert_eq!(metrics.value("plantstore_queue_length"), 0.0);
+    assert_eq!(metrics.value("plantstore_queue_length_max"), 1024.0);
     assert_eq!(metrics.value("plantstore_connections_max"), 1024.0);
     assert!(metrics.value("plantstore_connections") >= 1.0);
     assert!(metrics.value("plantstore_connections_accepted_total") >= 3.0);
