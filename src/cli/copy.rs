@@ -2,7 +2,7 @@
 //! by their digest before anything is written, so that each plant refers to the same token in both stores. Running it again
 //! continues an interrupted copy.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::{self, Display};
 use std::fs;
 
@@ -94,9 +94,9 @@ impl Transfer {
             tokens: Vec::new(),
             ids: HashMap::new(),
         };
-        let planned = transfer.plan_tokens()?;
+        transfer.read_tokens()?;
         transfer.check_target()?;
-        transfer.write_tokens(&planned)?;
+        transfer.write_tokens()?;
         transfer.copy_plants()?;
         Ok(transfer)
     }
@@ -131,12 +131,12 @@ impl Transfer {
 
     /// Brings the tokens of the target up to date: new ones, revocations, last use.
     pub(super) fn copy_tokens(&mut self) -> anyhow::Result<()> {
-        let planned = self.plan_tokens()?;
-        self.write_tokens(&planned)
+        self.read_tokens()?;
+        self.write_tokens()
     }
 
-    /// Reads the tokens of both stores. Returns those of the source with the ids that they have, or get, in the target.
-    fn plan_tokens(&mut self) -> anyhow::Result<Vec<TokenRecord>> {
+    /// Reads the tokens of the source, and compares them with those of the target.
+    fn read_tokens(&mut self) -> anyhow::Result<()> {
         let existing = self.to.store.tokens()?;
         self.tokens = self.from.store.tokens()?;
         let (from, to) = (&self.from.name, &self.to.name);
@@ -162,7 +162,7 @@ impl Transfer {
                  this one with --force"
             );
         }
-        Ok(with_target_ids(&self.tokens, &existing))
+        Ok(())
     }
 
     /// Compares the plants that the target already has with those of the source.
@@ -188,10 +188,10 @@ impl Transfer {
     }
 
     /// Writes the tokens, and reads them back to learn their ids.
-    fn write_tokens(&mut self, planned: &[TokenRecord]) -> anyhow::Result<()> {
+    fn write_tokens(&mut self) -> anyhow::Result<()> {
         let to = &mut self.to;
         to.store
-            .merge_tokens(planned)
+            .merge_tokens(&self.tokens)
             .with_context(|| format!("cannot write the tokens to {}", to.name))?;
         self.ids = ids_by_digest(&self.tokens, &to.store.tokens()?);
         let is_missing = |token: &&TokenRecord| !self.ids.contains_key(&token.id);
@@ -262,24 +262,6 @@ impl Transfer {
         }
         Ok(())
     }
-}
-
-/// The tokens with their ids in the target: the one of the same digest, or their own, or a free one.
-fn with_target_ids(tokens: &[TokenRecord], existing: &[TokenRecord]) -> Vec<TokenRecord> {
-    let known = ids_by_digest(tokens, existing);
-    let mut used: HashSet<i64> = existing.iter().map(|token| token.id.0).collect();
-    let mut with_id = |token: &TokenRecord| {
-        let mut candidates = std::iter::once(token.id.0).chain(1..);
-        let id = known.get(&token.id).copied().unwrap_or_else(|| {
-            let free = candidates.find(|id| used.insert(*id));
-            TokenId(free.expect("there are fewer tokens than ids"))
-        });
-        TokenRecord {
-            id,
-            ..token.clone()
-        }
-    };
-    tokens.iter().map(&mut with_id).collect()
 }
 
 /// The ids in the target of the tokens that it has.

@@ -14,30 +14,8 @@ use crate::cli::terminal::print;
 use crate::fs::{AtomicFile, Replace};
 use crate::version::COMMIT_DATE;
 
-const FILES: [(&str, &str); 4] = [
-    (
-        "plantstore.db",
-        "The SQLite database, unless --store names another one.",
-    ),
-    (
-        "plantstore.db-wal, plantstore.db-shm, plantstore.db-lock",
-        "Its WAL, shared memory and lock file. Never delete or move them without the database.",
-    ),
-    (
-        "plantstore.token",
-        "The first token, which the server creates next to the database of an empty store.",
-    ),
-    (
-        "/etc/plantstore/plantstore.toml",
-        "The configuration file of the packaged service.",
-    ),
-];
-
-const EXIT_STATUS: [(&str, &str); 3] = [
-    ("0", "Success."),
-    ("1", "Failure; the reason is on standard error."),
-    ("2", "Usage error."),
-];
+/// The sections FILES and EXIT STATUS, which all pages have.
+const COMMON_SECTIONS: &str = include_str!("man.roff");
 
 /// Print a shell completion script
 #[derive(Debug, Args)]
@@ -122,52 +100,36 @@ fn page(command: &Command, parent: Option<&Command>) -> anyhow::Result<String> {
     if command.has_subcommands() {
         page.render_subcommands_section(&mut text)?;
     }
-    let has_store = command.get_arguments().any(|arg| arg.get_id() == "store");
-    let variables = command.get_arguments().filter_map(|arg| {
-        let flag = format!("Used if --{} is not given.", arg.get_long()?);
-        Some((arg.get_env()?.to_str()?, flag))
-    });
-    let mut rest = Roff::new();
-    examples(&mut rest, command);
-    if has_store || command.get_name() == "plantstore" {
-        list(&mut rest, "FILES", FILES);
-    }
-    if has_store {
-        list(&mut rest, "ENVIRONMENT", variables);
-    }
-    list(&mut rest, "EXIT STATUS", EXIT_STATUS);
-    rest.control("SH", ["SEE ALSO"]);
-    rest.text([roman(see_also(command, parent))]);
-    rest.to_writer(&mut text)?;
-    Ok(String::from_utf8(text)?)
-}
-
-/// The examples from the help, line by line.
-fn examples(page: &mut Roff, command: &Command) {
+    let mut more = Roff::new();
+    // The help has the examples at its end.
     let help = command.get_after_help().map(ToString::to_string);
-    let help = help.unwrap_or_default();
-    let Some((_, examples)) = help.split_once("Examples:\n") else {
-        return;
-    };
-    page.control("SH", ["EXAMPLES"]);
-    page.control("nf", []);
-    for example in examples.lines() {
-        page.text([roman(example.trim_start())]);
+    if let Some((_, examples)) = help.unwrap_or_default().split_once("Examples:\n") {
+        more.control("SH", ["EXAMPLES"]);
+        more.control("nf", []);
+        for example in examples.lines() {
+            more.text([roman(example.trim_start())]);
+        }
+        more.control("fi", []);
     }
-    page.control("fi", []);
-}
-
-fn list<'a, T: Into<String>>(
-    page: &mut Roff,
-    section: &str,
-    items: impl IntoIterator<Item = (&'a str, T)>,
-) {
-    page.control("SH", [section]);
-    for (name, meaning) in items {
-        page.control("TP", []);
-        page.text([bold(name)]);
-        page.text([roman(meaning)]);
+    let mut variables = command
+        .get_arguments()
+        .filter_map(|arg| Some((arg.get_env()?.to_str()?, arg.get_long()?)))
+        .peekable();
+    if variables.peek().is_some() {
+        more.control("SH", ["ENVIRONMENT"]);
     }
+    for (variable, flag) in variables {
+        more.control("TP", []);
+        more.text([bold(variable)]);
+        more.text([roman(format!("Used if --{flag} is not given."))]);
+    }
+    more.to_writer(&mut text)?;
+    text.extend_from_slice(COMMON_SECTIONS.as_bytes());
+    let mut last = Roff::new();
+    last.control("SH", ["SEE ALSO"]);
+    last.text([roman(see_also(command, parent))]);
+    last.to_writer(&mut text)?;
+    Ok(String::from_utf8(text)?)
 }
 
 /// The page of the command above, and those beside this one.

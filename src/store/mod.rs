@@ -210,8 +210,8 @@ impl Store {
         on_engine!(self, store => store.token(digest))
     }
 
-    /// Inserts tokens of another store. One that exists already, by its digest, keeps everything but its state: it is revoked if it is
-    /// revoked in either store, and was last used when it was last used in either.
+    /// Inserts tokens of another store, with ids of this one. A token that exists already, by its digest, keeps everything but its
+    /// state: it is revoked if it is revoked in either store, and was last used when it was last used in either.
     pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
         on_engine!(self, store => store.merge_tokens(tokens))
     }

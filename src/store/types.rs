@@ -58,6 +58,14 @@ impl fmt::Display for Location {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenId(pub i64);
 
+impl TokenId {
+    /// An id that is as unique as the digest.
+    pub(crate) fn of(digest: &TokenDigest) -> Self {
+        let first = digest.0.first_chunk();
+        Self(i64::from_be_bytes(*first.expect("a digest has 32 bytes")) & i64::MAX)
+    }
+}
+
 /// A plant to add, and the token that adds it.
 #[derive(Debug)]
 pub struct Addition {
@@ -147,12 +155,10 @@ pub struct TokenRecord {
 }
 
 impl TokenRecord {
-    /// A token that is created now, with an id that is as unique as the digest.
+    /// A token that is created now.
     pub fn new(name: &str, digest: TokenDigest) -> Self {
-        let first = digest.0.first_chunk();
-        let id = i64::from_be_bytes(*first.expect("a digest has 32 bytes")) & i64::MAX;
         Self {
-            id: TokenId(id),
+            id: TokenId::of(&digest),
             name: name.into(),
             digest,
             rate_limit: None,

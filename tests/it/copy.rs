@@ -29,16 +29,6 @@ fn add(place: &Path, store: &str, token: &str, ids: Range<i64>) {
     run_ok(place, &arguments);
 }
 
-/// A store whose first token, with the id 1, has this name.
-fn seed(place: &Path, store: &str, token: &str, ids: Range<i64>) {
-    if store.starts_with("sqlite:") {
-        return add(place, store, token, ids);
-    }
-    let file = format!("sqlite:seed-{token}.db");
-    add(place, &file, token, ids);
-    run_ok(place, &["copy", "--store", &file, "--to", store]);
-}
-
 /// Each plant with the token that added it, by id.
 fn plants(place: &Path, store: &str) -> Vec<(i64, String, String)> {
     let arguments = ["list", "--json", "--limit", "99999", "--store", store];
@@ -116,7 +106,7 @@ fn rejected(place: &Path, from: &str, to: &str, flags: &[&str]) -> String {
     said
 }
 
-/// Two stores, each of whose tokens has the id 1.
+/// Two stores with a token each: in files, both have the id 1.
 struct Pair {
     place: TempDir,
     from: String,
@@ -144,8 +134,8 @@ fn pair(from: Kind, to: Kind) -> Pair {
     };
     let (from, to) = (store(from, "from"), store(to, "to"));
     let place = directory();
-    seed(place.path(), &from, "alice", 0..1500);
-    seed(place.path(), &to, "bob", 5000..5010);
+    add(place.path(), &from, "alice", 0..1500);
+    add(place.path(), &to, "bob", 5000..5010);
     Pair {
         place,
         from,

@@ -5,7 +5,7 @@ use tokio_postgres::types::Type;
 
 use crate::store::error::StoreError;
 use crate::store::postgres::{Postgres, Values, rows};
-use crate::store::types::TokenRecord;
+use crate::store::types::{TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 const SELECT: &str = "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at FROM plantstore.tokens";
@@ -24,7 +24,7 @@ impl Postgres {
 
     fn insert_token(&mut self, token: &TokenRecord, on_conflict: &str) -> Result<u64, StoreError> {
         let values: &Values<'_> = &[
-            (&token.id.0, Type::INT8),
+            (&TokenId::of(&token.digest).0, Type::INT8),
             (&&*token.name, Type::TEXT),
             (&token.digest.0.as_slice(), Type::BYTEA),
             (&token.rate_limit.map(i64::from), Type::INT8),

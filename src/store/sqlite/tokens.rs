@@ -6,7 +6,7 @@ use rusqlite::{Connection, Error, OptionalExtension, Transaction, params};
 use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{self, token_checksum};
 use crate::store::sqlite::{Sqlite, begin_write};
-use crate::store::types::{TokenId, TokenRecord};
+use crate::store::types::TokenRecord;
 use crate::token::TokenDigest;
 
 impl Sqlite {
@@ -16,7 +16,7 @@ impl Sqlite {
         if transaction.query_row(is_taken, [&token.name], |row| row.get(0))? {
             return Ok(false);
         }
-        insert(&transaction, None, token)?;
+        insert(&transaction, token)?;
         transaction.commit()?;
         Ok(true)
     }
@@ -73,7 +73,7 @@ impl Sqlite {
                     };
                     update_state(&transaction, &merged)?;
                 }
-                None => insert(&transaction, Some(token.id), token)?,
+                None => insert(&transaction, token)?,
             }
         }
         Ok(transaction.commit()?)
@@ -87,17 +87,12 @@ fn find(connection: &Connection, digest: &TokenDigest) -> Result<Option<TokenRec
     token.optional()
 }
 
-/// Without an id, SQLite assigns one.
-fn insert(
-    transaction: &Transaction<'_>,
-    id: Option<TokenId>,
-    token: &TokenRecord,
-) -> Result<(), Error> {
+/// SQLite assigns the id.
+fn insert(transaction: &Transaction<'_>, token: &TokenRecord) -> Result<(), Error> {
     let sql = "INSERT INTO tokens
-        (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
-        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        (name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let values = params![
-        id.map(|id| id.0),
         token.name,
         token.digest.0,
         token.rate_limit,
