@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use plantstore::{
-    ApiError, AppState, Caller, ErrorKind, JsonBody, Limits, Metrics, Mode, NewPlant,
-    PlantResponse, Runtimes, Shutdown, Store, TokenCache, Writer, start_logging, with_fallbacks,
+    ApiError, AppState, Caller, ErrorKind, JsonBody, Metrics, Mode, NewPlant, PlantResponse,
+    Runtimes, Shutdown, Store, TokenCache, Writer, start_logging, with_fallbacks,
 };
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -33,12 +33,10 @@ async fn main() -> anyhow::Result<()> {
             writer: writer.for_this_runtime(),
             tokens: tokens.clone(),
             metrics: metrics.for_runtime(),
-            limits: Limits {
-                header_timeout: timeout,
-                body_bytes_max: 1 << 20,
-                body_timeout: timeout,
-                idle_timeout: timeout,
-            },
+            header_timeout: timeout,
+            body_bytes_max: 1 << 20,
+            body_timeout: timeout,
+            idle_timeout: timeout,
             shutdown: Shutdown::default(),
         });
         let router = with_fallbacks(

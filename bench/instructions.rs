@@ -13,9 +13,9 @@ use axum::routing::post;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use plantstore::{
-    Addition, ApiError, AppState, Caller, ErrorKind, JsonBody, Limits, Location, Metrics, Mode,
-    NewPlant, PlantResponse, Shutdown, Store, Token, TokenCache, TokenId, TokenRecord, Writer,
-    respond, start_logging, with_fallbacks,
+    Addition, ApiError, AppState, Caller, ErrorKind, JsonBody, Location, Metrics, Mode, NewPlant,
+    PlantResponse, Shutdown, Store, Token, TokenCache, TokenId, TokenRecord, Writer, respond,
+    start_logging, with_fallbacks,
 };
 use tracing_subscriber::filter::LevelFilter;
 
@@ -61,12 +61,10 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         ),
         writer,
         metrics: metrics.for_runtime(),
-        limits: Limits {
-            header_timeout: timeout,
-            body_bytes_max: 1 << 20,
-            body_timeout: timeout,
-            idle_timeout: timeout,
-        },
+        header_timeout: timeout,
+        body_bytes_max: 1 << 20,
+        body_timeout: timeout,
+        idle_timeout: timeout,
         shutdown: Shutdown::default(),
     });
     let router = with_fallbacks(

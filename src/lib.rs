@@ -4,7 +4,7 @@
 //!
 //! 1. `server` accepts the connection and hands it to a single-threaded runtime, one per core.
 //! 2. `http` reads the request with timeouts, authenticates it with `auth` (token cache, rate limits), decodes the plant
-//!    and turns every failure into a numbered error response.
+//!    and turns every failure into an error response with a code.
 //! 3. `writer` does group commit: a bounded queue, a batch per transaction, and a reply to each request after the commit.
 //! 4. `store` commits the batch to SQLite or PostgreSQL.
 //! 5. `plant` and `token` are the two data types.
@@ -37,7 +37,7 @@ pub use cli::run;
 pub use http::connection::{respond, serve as serve_connection};
 pub use http::docs::OPENAPI_YAML;
 pub use http::error::{ApiError, ErrorKind};
-pub use http::{AppState, Caller, JsonBody, Limits, PlantResponse, with_fallbacks};
+pub use http::{AppState, Caller, JsonBody, PlantResponse, with_fallbacks};
 pub use logging::start as start_logging;
 pub use metrics::Metrics;
 pub use plant::NewPlant;

@@ -12,10 +12,10 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use tokio::time::{sleep, timeout};
 
+use crate::http::AppState;
 use crate::http::access_log::RequestContext;
 use crate::http::auth::Caller;
 use crate::http::error::{ApiError, ErrorKind};
-use crate::http::{AppState, Limits};
 use crate::plant::{NewPlant, Plant};
 use crate::shutdown::Phase;
 
@@ -53,13 +53,12 @@ impl FromRequest<Arc<AppState>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &Arc<AppState>) -> Result<Self, ApiError> {
-        let limits = state.limits;
         check_media_type(request.headers())?;
-        if request.body().size_hint().lower() > limits.body_bytes_max as u64 {
-            return Err(too_large(limits));
+        if request.body().size_hint().lower() > state.body_bytes_max as u64 {
+            return Err(too_large(state.body_bytes_max));
         }
         let context = request.extensions().get::<Arc<RequestContext>>().cloned();
-        let body = read(request.into_body(), limits);
+        let body = read(request.into_body(), state.body_bytes_max);
         let drained = async {
             state.shutdown.reached(Phase::Draining).await;
             sleep(DRAIN_GRACE).await;
@@ -67,11 +66,11 @@ impl FromRequest<Arc<AppState>> for JsonBody {
         let body = tokio::select! {
             // Most bodies have arrived already.
             biased;
-            body = timeout(limits.body_timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
+            body = timeout(state.body_timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
                 ErrorKind::RequestTimeout,
                 format!(
                     "The body did not arrive within {} s; send the request again.",
-                    limits.body_timeout.as_secs_f64()
+                    state.body_timeout.as_secs_f64()
                 ),
             ))),
             () = drained => Err(ApiError::new(
@@ -87,7 +86,7 @@ impl FromRequest<Arc<AppState>> for JsonBody {
 }
 
 /// Copies the body into one buffer: each of many small frames would keep a whole read buffer of the connection alive.
-async fn read(mut body: Body, limits: Limits) -> Result<Vec<u8>, ApiError> {
+async fn read(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, ApiError> {
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
@@ -97,8 +96,8 @@ async fn read(mut body: Body, limits: Limits) -> Result<Vec<u8>, ApiError> {
             )
         })?;
         if let Ok(data) = frame.into_data() {
-            if whole.len() + data.len() > limits.body_bytes_max {
-                return Err(too_large(limits));
+            if whole.len() + data.len() > bytes_max {
+                return Err(too_large(bytes_max));
             }
             whole.extend_from_slice(&data);
         }
@@ -129,9 +128,9 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn too_large(limits: Limits) -> ApiError {
+fn too_large(bytes_max: usize) -> ApiError {
     ApiError::new(
         ErrorKind::BodyTooLarge,
-        format!("The body is larger than {} bytes.", limits.body_bytes_max),
+        format!("The body is larger than {bytes_max} bytes."),
     )
 }

@@ -30,12 +30,7 @@ pub struct AppState {
     pub writer: Writer,
     pub tokens: Arc<TokenCache>,
     pub metrics: Arc<HttpMetrics>,
-    pub limits: Limits,
     pub shutdown: Shutdown,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
     /// For the request line and headers, from their first byte or from the start of the connection.
     pub header_timeout: Duration,
     pub body_bytes_max: usize,

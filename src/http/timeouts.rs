@@ -75,7 +75,7 @@ impl Stream {
     pub(super) fn new(tcp: TcpStream, state: Arc<AppState>, progress: Progress) -> Self {
         Self {
             tcp,
-            timer: Box::pin(sleep(state.limits.header_timeout)),
+            timer: Box::pin(sleep(state.header_timeout)),
             state,
             progress,
             stalled_since: None,
@@ -91,11 +91,11 @@ impl Stream {
         let timeout = match activity {
             _ if self.stalled_since.is_some() => return Poll::Pending,
             Activity::Responding => return Poll::Pending,
-            Activity::Idle => self.state.limits.idle_timeout,
+            Activity::Idle => self.state.idle_timeout,
             Activity::ReadingHeaders if self.state.shutdown.is_closing() => {
-                self.state.limits.header_timeout.min(CLOSING_HEADERS_MAX)
+                self.state.header_timeout.min(CLOSING_HEADERS_MAX)
             }
-            Activity::ReadingHeaders => self.state.limits.header_timeout,
+            Activity::ReadingHeaders => self.state.header_timeout,
         };
         self.poll_timer(cx, since + timeout)
     }
@@ -121,7 +121,7 @@ impl Stream {
             return polled;
         }
         let since = *self.stalled_since.get_or_insert_with(Instant::now);
-        self.poll_timer(cx, since + self.state.limits.idle_timeout)
+        self.poll_timer(cx, since + self.state.idle_timeout)
             .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::auth::TokenCache;
 use crate::config::Settings;
-use crate::http::{self, AppState, Limits};
+use crate::http::{self, AppState};
 use crate::logging::LineLimit;
 use crate::metrics::Metrics;
 use crate::server::ops_listener;
@@ -55,12 +55,10 @@ impl Connections {
                 writer: writer.for_this_runtime(),
                 tokens: Arc::clone(&tokens),
                 metrics: metrics.for_runtime(),
-                limits: Limits {
-                    header_timeout: settings.header_timeout,
-                    body_bytes_max: settings.body.max_body_bytes,
-                    body_timeout: settings.body_timeout,
-                    idle_timeout: settings.idle_timeout,
-                },
+                header_timeout: settings.header_timeout,
+                body_bytes_max: settings.body.max_body_bytes,
+                body_timeout: settings.body_timeout,
+                idle_timeout: settings.idle_timeout,
                 shutdown: shutdown.clone(),
             });
             (http::router(Arc::clone(&state)), state)

@@ -1,5 +1,5 @@
 //! Errors of the store, by their consequence for a plant: not stored (and why), or unknown. Each variant has one meaning, which the error
-//! number of the response keeps.
+//! code of the response keeps.
 
 use std::error::Error;
 use std::iter;

@@ -6,8 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use plantstore::{
-    AppState, Limits, Metrics, Mode, Shutdown, Store, TokenCache, Writer, serve_connection,
-    with_fallbacks,
+    AppState, Metrics, Mode, Shutdown, Store, TokenCache, Writer, serve_connection, with_fallbacks,
 };
 use tokio::net::TcpListener;
 
@@ -36,12 +35,10 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
         tokens: TokenCache::new(open(), writer.clone(), Arc::clone(&metrics), timeout),
         writer,
         metrics: metrics.for_runtime(),
-        limits: Limits {
-            header_timeout: timeout,
-            body_bytes_max: 1,
-            body_timeout: timeout,
-            idle_timeout: timeout,
-        },
+        header_timeout: timeout,
+        body_bytes_max: 1,
+        body_timeout: timeout,
+        idle_timeout: timeout,
         shutdown: Shutdown::default(),
     });
     let router = with_fallbacks(
