@@ -418,10 +418,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
 
 /// The path of the file itself, which may not exist yet.
 pub fn resolve_links(path: &Path) -> io::Result<PathBuf> {
-    path.canonicalize().or_else(|error| match error.kind() {
-        ErrorKind::NotFound => resolve(path),
-        _ => Err(error),
-    })
+    if_exists(path.canonicalize())?.map_or_else(|| resolve(path), Ok)
 }
 
 /// `plants.db` and `-wal` → `plants.db-wal`

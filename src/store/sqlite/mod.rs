@@ -203,16 +203,11 @@ impl Sqlite {
     }
 
     pub(crate) fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
-        let probed = self.try_probe(is_write_due);
-        probed.map_err(|error| self.note_failure(error))
-    }
-
-    fn try_probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
-        self.check_files(self.wal_frames.load(Ordering::Relaxed))?;
+        let mut probed = self.check_files(self.wal_frames.load(Ordering::Relaxed));
         if is_write_due {
-            self.rewrite()?;
+            probed = probed.and_then(|()| self.rewrite());
         }
-        Ok(())
+        probed.map_err(|error| self.note_failure(error))
     }
 
     /// Writes a number in the header again, and syncs it. (SQLite skips the update of a row to its own value.)
