@@ -11,7 +11,7 @@ use tokio_postgres::types::Type;
 
 use crate::plant::Plant;
 use crate::store::error::{Failure, StoreError};
-use crate::store::postgres::rows::{self, encode};
+use crate::store::postgres::rows::encode;
 use crate::store::postgres::{Postgres, Values};
 use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
@@ -82,10 +82,9 @@ impl Postgres {
             .collect();
         if !others.is_empty() {
             let ids: Vec<_> = others.iter().map(|addition| addition.plant.id).collect();
-            let sql = "SELECT id, name, tag FROM plantstore.plants WHERE id = ANY($1)";
-            let rows = self.query(sql, &[(&ids, Type::INT8_ARRAY)])?;
-            let existing = rows.iter().map(rows::plant);
-            let existing: HashMap<i64, Plant> = existing.collect::<Result<_, _>>()?;
+            let existing = self.get(&ids)?.into_iter().flatten();
+            let existing: HashMap<i64, Plant> =
+                existing.map(|found| (found.id, found.plant)).collect();
             for other in others {
                 if existing.get(&other.plant.id) == Some(&other.plant.plant) {
                     first.insert(other.plant.id, other);

@@ -176,8 +176,8 @@ impl Postgres {
 
     pub(crate) fn check(&mut self, report: &mut dyn FnMut(Finding)) -> Result<Checked, StoreError> {
         let sql = format!(
-            "SELECT plants.id, 'plant ' || plants.id || CASE
-               WHEN tokens.id IS NULL THEN ': added by token ' || added_by || ', which does not exist'
+            "SELECT plants.id, 'plant ' || plants.id::TEXT || CASE
+               WHEN tokens.id IS NULL THEN ': added by token ' || added_by::TEXT || ', which does not exist'
                ELSE ': not what was stored'
              END
              FROM plantstore.plants LEFT JOIN plantstore.tokens ON tokens.id = plants.added_by

@@ -15,26 +15,19 @@ use crate::token::TokenDigest;
 pub(super) const PLANT_COLUMNS: &str = "id, name, tag, added_at, added_by";
 
 pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
-    let (id, plant) = plant(row)?;
-    Ok(PlantRecord {
-        id,
-        plant,
-        added_at: to_the_millisecond(row.get(3)),
-        added_by: TokenId(row.get(4)),
-    })
-}
-
-/// Reads a row whose first columns are `id, name, tag`.
-pub(super) fn plant(row: &Row) -> Result<(i64, Plant), StoreError> {
     let decode = |stored| {
         decode(stored).ok_or_else(|| Failure::Damaged.because("a plant is not what was stored"))
     };
     let tag: Option<&str> = row.get(2);
-    let plant = Plant {
-        name: decode(row.get(1))?,
-        tag: tag.map(decode).transpose()?,
-    };
-    Ok((row.get(0), plant))
+    Ok(PlantRecord {
+        id: row.get(0),
+        plant: Plant {
+            name: decode(row.get(1))?,
+            tag: tag.map(decode).transpose()?,
+        },
+        added_at: to_the_millisecond(row.get(3)),
+        added_by: TokenId(row.get(4)),
+    })
 }
 
 pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {

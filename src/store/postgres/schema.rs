@@ -381,20 +381,14 @@ fn migration(session: &Session) -> impl FnOnce(Error) -> OpenError {
     }
 }
 
+/// True if a schema, a table, another object or a row exists already.
 fn exists(error: &Error) -> bool {
-    let exists = [
-        SqlState::DUPLICATE_SCHEMA,
-        SqlState::DUPLICATE_TABLE,
-        SqlState::DUPLICATE_OBJECT,
-        SqlState::UNIQUE_VIOLATION,
-    ];
-    error.code().is_some_and(|code| exists.contains(code))
+    let code = error.code().map_or("", SqlState::code);
+    ["42P06", "42P07", "42710", "23505"].contains(&code)
 }
 
-/// True if another session may have been the cause.
+/// True if another session may have been the cause: it has created or dropped a table, or holds a lock.
 fn is_temporary(error: &Error) -> bool {
     let code = error.code().map_or("", SqlState::code);
-    exists(error)
-        || error.code() == Some(&SqlState::UNDEFINED_TABLE)
-        || ["40", "55"].contains(&code.get(..2).unwrap_or_default())
+    exists(error) || code == "42P01" || code.starts_with("40") || code.starts_with("55")
 }
