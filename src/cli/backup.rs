@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use clap::builder::{PathBufValueParser, TypedValueParser};
 use rustix::process::nice;
 
 use crate::cli::copy::{NamedStore, Transfer};
+use crate::cli::file_path;
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, counts, print, progress_bar};
 use crate::config::StoreSettings;
 use crate::fs::{AtomicFile, Replace};
@@ -17,6 +17,9 @@ use crate::store::{
     Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss, convert_and_sync,
     is_backup,
 };
+
+const NOT_A_FILE: &str = "a backup is verified by reading it again, so it must be a file; `plantstore export -` and `plantstore import -` use \
+     standard output and input";
 
 const BACKUP_ADVICE: &str =
     "do not rely on it: use another backup, or make a new one with `plantstore backup`";
@@ -30,7 +33,7 @@ Examples:
   plantstore backup plants.backup --store postgres://plants@db.example/plants")]
 pub(super) struct Backup {
     /// File to create
-    #[arg(value_parser = backup_file())]
+    #[arg(value_parser = file_path(NOT_A_FILE))]
     file: PathBuf,
 
     /// Replace an existing backup of that name once the new one is complete
@@ -89,7 +92,7 @@ Examples:
   plantstore restore --force plants.backup --store sqlite:/srv/plants.db")]
 pub(super) struct Restore {
     /// Backup made by `plantstore backup`
-    #[arg(value_parser = backup_file())]
+    #[arg(value_parser = file_path(NOT_A_FILE))]
     file: PathBuf,
 
     /// Replace an existing SQLite store, which is kept under another name; in PostgreSQL, add to the existing plants
@@ -173,7 +176,7 @@ Examples:
   plantstore check /backups/plants.backup")]
 pub(super) struct Check {
     /// Backup or database file to check [default: the store]
-    #[arg(value_parser = backup_file())]
+    #[arg(value_parser = file_path(NOT_A_FILE))]
     file: Option<PathBuf>,
 
     /// Accept that committed transactions are missing, for example after the WAL file was deleted, and let the store be
@@ -226,16 +229,6 @@ impl Check {
 /// Everything else on the machine has precedence.
 fn lower_priority() {
     let _ = nice(19); // if it fails, a server has a little less of the CPU
-}
-
-fn backup_file() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path.to_str() {
-        Some("-") => Err(
-            "a backup is verified by reading it again, so it must be a file; `plantstore export -` and \
-             `plantstore import -` use standard output and input",
-        ),
-        _ => Ok(path),
-    })
 }
 
 /// Reads a store to its end and prints what is wrong with it. Returns the number of problems, too.

@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use clap::builder::{PathBufValueParser, TypedValueParser};
 use indicatif::ProgressBar;
 use jiff::Timestamp;
 
-use crate::cli::open_or_create;
 use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, print, progress_bar};
+use crate::cli::{file_path, open_or_create};
 use crate::config::{BodySettings, StoreSettings, WalSettings};
 use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
 use crate::fs::{AtomicFile, FileError};
@@ -74,7 +73,7 @@ pub(super) struct Import {
     strict: bool,
 
     /// Write rejected rows with the reasons to this new file, which can be corrected and imported
-    #[arg(long, value_name = "FILE", conflicts_with = "strict", value_parser = rejects_file())]
+    #[arg(long, value_name = "FILE", conflicts_with = "strict", value_parser = file_path("expected a file: the summary is on standard output"))]
     rejects: Option<PathBuf>,
 
     /// Name of the token that is recorded as having added the plants; created without access if it does not exist
@@ -242,13 +241,6 @@ fn open(path: &Path) -> io::Result<(File, Option<u64>)> {
         return Err(io::ErrorKind::IsADirectory.into());
     }
     Ok((file, metadata.is_file().then_some(metadata.len())))
-}
-
-fn rejects_file() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path.to_str() {
-        Some("-") => Err("expected a file: the summary is on standard output"),
-        _ => Ok(path),
-    })
 }
 
 /// The token of this name, created if there is none: revoked from the start, so that it records where plants come from and

@@ -17,6 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -120,6 +121,14 @@ fn open_or_create(location: &Location, mode: Mode) -> Result<Store, OpenError> {
         logging::write_stderr(format!("created the store {location}\n"));
     }
     Ok(store)
+}
+
+/// The parser of a path that must not be `-`, for the reason in the message.
+fn file_path(reason: &'static str) -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(move |path| match path.to_str() {
+        Some("-") => Err(reason),
+        _ => Ok(path),
+    })
 }
 
 /// Prints the help, or a usage error without secrets.

@@ -84,10 +84,7 @@ pub(super) struct List {
 impl List {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let mut reader = PlantReader::open(&self.store)?;
-        let mut output = ListOutput {
-            json: self.json,
-            table: None,
-        };
+        let mut table = None; // before the first page
         let mut before = self.cursor.unwrap_or(Cursor::END);
         let filter = Filter {
             since: self.since,
@@ -112,7 +109,7 @@ impl List {
             cursors.truncate(usize::try_from(left).unwrap_or(usize::MAX));
             for page in cursors.chunks(PAGE_LEN) {
                 let ids: Vec<_> = page.iter().map(|cursor| cursor.id).collect();
-                output.print(&reader.get(&ids)?)?;
+                print_page(&reader.get(&ids)?, self.json, &mut table)?;
             }
             before = cursors.last().copied().unwrap_or(before);
             left -= cursors.len() as u64;
@@ -123,7 +120,7 @@ impl List {
         if has_more {
             write_stderr(format!("more: the same with --cursor {before}\n"));
         } else if left == self.limit {
-            output.print(&[])?; // the header of the table
+            print_page(&[], self.json, &mut table)?; // the header
             let is_unfiltered = filter.is_any() && self.cursor.is_none();
             let condition = if is_unfiltered { "" } else { " match" };
             write_stderr(format!("no plants{condition}\n"));
@@ -149,27 +146,23 @@ fn time(text: &str) -> Result<Timestamp, String> {
         .unwrap_or(Timestamp::MIN))
 }
 
-/// Prints page by page: JSON lines, or a table whose columns keep the widths of the first page.
-struct ListOutput {
+/// Prints a page: JSON lines, or a part of a table whose columns keep the widths of the first page.
+fn print_page(
+    plants: &[ShownPlant],
     json: bool,
-    /// None before the first page.
-    table: Option<Table<5>>,
-}
-
-impl ListOutput {
-    fn print(&mut self, plants: &[ShownPlant]) -> anyhow::Result<()> {
-        if self.json {
-            let lines: Result<String, _> = plants.iter().map(json_line).collect();
-            return print(&lines?);
-        }
-        let mut rows: Vec<_> = plants.iter().map(ShownPlant::row).collect();
-        if self.table.is_none() {
-            let head = ["ID", "NAME", "TAG", "ADDED", "BY"];
-            rows.insert(0, head.map(str::to_owned));
-        }
-        let table = self.table.get_or_insert_with(|| Table::new(widths(&rows)));
-        print(&table.rows(rows))
+    table: &mut Option<Table<5>>,
+) -> anyhow::Result<()> {
+    if json {
+        let lines: Result<String, _> = plants.iter().map(json_line).collect();
+        return print(&lines?);
     }
+    let mut rows: Vec<_> = plants.iter().map(ShownPlant::row).collect();
+    if table.is_none() {
+        let head = ["ID", "NAME", "TAG", "ADDED", "BY"];
+        rows.insert(0, head.map(str::to_owned));
+    }
+    let table = table.get_or_insert_with(|| Table::new(widths(&rows)));
+    print(&table.rows(rows))
 }
 
 /// The widths with which a row fits into the terminal: names, tags and tokens are cut.
