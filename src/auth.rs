@@ -39,7 +39,7 @@ pub(crate) enum AuthError {
 /// The tokens that were used, by digest. Unknown tokens are not cached, so the cache never has more entries than the
 /// store has tokens.
 pub struct TokenCache {
-    /// Locked while a token is read, so that concurrent requests with the same expired record cause one query.
+    /// Locked while a token is read, so that concurrent requests with the same stale record cause one query.
     store: Arc<Mutex<Store>>,
     writer: Writer,
     metrics: Arc<Metrics>,

@@ -195,7 +195,7 @@ impl Metrics {
         Arc::strong_count(&self.open_connections) - 1
     }
 
-    /// Records a commit. A batch without plants was a health check.
+    /// Records a commit. A batch without plants was a probe.
     pub(crate) fn committed(&self, plants: u64, duration: Duration) {
         if plants > 0 {
             self.batch_plants.observe(plants);

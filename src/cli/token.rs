@@ -35,7 +35,7 @@ pub(super) struct Create {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     expires_in: Option<Duration>,
 
-    /// Maximum requests per second on each server [default: unlimited]
+    /// Maximum requests per second on each node [default: unlimited]
     #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate_limit: Option<u32>,
 
@@ -55,7 +55,7 @@ pub(super) struct List {
     store: StoreSettings,
 }
 
-/// Revoke a token permanently; every server rejects it within a second
+/// Revoke a token permanently; every node rejects it within a second
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  plantstore token revoke ci")]
 pub(super) struct Revoke {

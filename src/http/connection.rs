@@ -20,7 +20,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 
 use crate::http::error::{ApiError, ErrorKind};
-use crate::http::timeouts::{Activity, Progress, Stream};
+use crate::http::stream::{Activity, Progress, Stream};
 use crate::http::{AppState, access_log};
 use crate::shutdown::Phase;
 

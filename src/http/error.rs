@@ -73,7 +73,7 @@ catalogue! {
         "Internal error; the log of the service has the cause under this x-request-id.";
     Busy = 50300, "the service is too busy; nothing was stored",
         "The service is too busy and nothing was stored; send the same plant again later.";
-    Unknown = 50301, "the store did not confirm the write; the plant may or may not be stored",
+    UnknownOutcome = 50301, "the store did not confirm the write; the plant may or may not be stored",
         "The plant may or may not have been stored; send the same plant again to find out, which is always safe.";
     StoreFull = 50302, "the disk is full, or the WAL has reached its limit; nothing was stored",
         "The store is full and nothing was stored; send the same plant again later, once there is room again.";
@@ -228,7 +228,7 @@ impl From<AddError> for ApiError {
             AddError::Store(Failure::Unavailable | Failure::Unusable) => {
                 ErrorKind::Unavailable.into()
             }
-            AddError::Store(Failure::Unknown | Failure::Fatal) => ErrorKind::Unknown.into(),
+            AddError::Store(Failure::Unknown | Failure::Fatal) => ErrorKind::UnknownOutcome.into(),
             AddError::Store(Failure::Damaged) => {
                 let cause = "the stored plant is damaged: run `plantstore check`, restore a backup";
                 Self::with_cause(ErrorKind::Internal, cause.to_owned())

@@ -1,4 +1,4 @@
-//! The public interface: the route table and the state of its handlers. A request passes through `timeouts` (below hyper),
+//! The public interface: the route table and the state of its handlers. A request passes through `stream` (below hyper),
 //! `connection`, `access_log`, this table, `auth` and `create_plant`; every failure becomes an `ApiError` of `error`.
 
 mod access_log;
@@ -7,7 +7,7 @@ pub(crate) mod connection;
 mod create_plant;
 pub(crate) mod docs;
 pub(crate) mod error;
-pub(crate) mod timeouts;
+pub(crate) mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;

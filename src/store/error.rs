@@ -30,7 +30,7 @@ pub struct StoreError {
 /// What an error means for a plant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Nothing was stored: another process has locked the store.
+    /// Nothing was stored: another process has locked the store, the queue is full, or a commit before it is stuck.
     #[error("the store is busy")]
     Busy,
     /// Nothing was stored: there is no connection to the database, and none could be made in time.
@@ -41,7 +41,7 @@ pub enum Failure {
     #[error("the store cannot be used")]
     Unusable,
     /// Nothing was stored: the disk is full, or the WAL has reached its limit.
-    #[error("the store is full")]
+    #[error("the disk is full, or the WAL has reached its limit")]
     Full,
     /// Data was read that is not what was stored.
     #[error("the store is damaged; run `plantstore check`")]
@@ -51,7 +51,7 @@ pub enum Failure {
     Unknown,
     /// The batch may or may not be stored, and this process must not use the store again: after a failed fsync the page cache can differ
     /// from the disk.
-    #[error("the store failed")]
+    #[error("a fatal error of the store")]
     Fatal,
 }
 
@@ -82,6 +82,7 @@ impl From<rusqlite::Error> for StoreError {
             None => Failure::Damaged, // a value that plantstore did not write
             Some(sqlite) => match sqlite.code {
                 DiskFull => Failure::Full,
+                // A constraint is violated if another process has inserted the same row since it was looked up.
                 DatabaseBusy | DatabaseLocked | ConstraintViolation => Failure::Busy,
                 // A quota, for one. Unlike a failed sync, a failed write is known to have failed: the WAL
                 // has no commit without its last frame.

@@ -1,4 +1,4 @@
-//! A batch: the jobs of one transaction. The replies wait in `InFlight`, where the watch finds them if the commit is
+//! A batch: the jobs of one transaction. The replies wait in `InFlight`, where the watchdog finds them if the commit is
 //! stuck, and are sent only after the commit.
 
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl Batch {
             && self.probe.is_some()
             && (queue.health.is_write_due() || store.is_disconnected());
         let result = self.write(store, is_write_due);
-        // Empty if `queue::watch` has sent and counted them.
+        // Empty if `commit_watchdog` has sent and counted them.
         let replies = in_flight.take_replies();
         let has_written = result.is_ok() && (self.len() > 0 || is_write_due);
         if has_written {

@@ -21,7 +21,7 @@ use crate::metrics::{Adds, Counter, Metrics};
 use crate::plant::{NewPlant, Plant};
 use crate::store::{Addition, Failure, Store, StoreError, TokenId};
 use crate::writer::batch::{Batch, InFlight};
-use crate::writer::queue::{Job, Queue, WakeUp, watch};
+use crate::writer::queue::{Job, Queue, WakeUp, commit_watchdog};
 use crate::writer::reply::ReplyDispatcher;
 
 pub(crate) use health::HealthCheck;
@@ -63,7 +63,7 @@ impl AddError {
 }
 
 impl Writer {
-    /// Starts one thread per store connection. The watch for stuck commits and the health checks run on the current
+    /// Starts one thread per store connection. The watchdog for stuck commits and the probes run on the current
     /// runtime.
     pub fn spawn(
         stores: Vec<Store>,
@@ -96,7 +96,7 @@ impl Writer {
     {
         let (jobs, queue) = Queue::new(queue_len_max, bodies.len(), Arc::clone(&metrics));
         let queue = Arc::new(queue);
-        tokio::spawn(watch(Arc::downgrade(&queue), reply_timeout));
+        tokio::spawn(commit_watchdog(Arc::downgrade(&queue), reply_timeout));
         let health_check = HealthCheck {
             jobs: jobs.downgrade(),
             queue: Arc::downgrade(&queue),

@@ -1,4 +1,4 @@
-//! The bounded queue in front of the writer threads, the wake-up of a thread that waits for a larger batch, and the watch
+//! The bounded queue in front of the writer threads, the wake-up of a thread that waits for a larger batch, and the watchdog
 //! that replies for threads that are stuck in a commit.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,14 +18,14 @@ use crate::writer::batch::InFlight;
 use crate::writer::health::Health;
 use crate::writer::reply::{Reply, reply_all};
 
-/// How often the watch runs within `reply_timeout`. One watch for all requests: a timer per request would cost 5 % of the
+/// How often the watchdog runs within `reply_timeout`. One watchdog for all requests: a timer per request would cost 5 % of the
 /// throughput.
 const CHECKS_PER_TIMEOUT: u32 = 8;
 
 pub(super) enum Job {
     Add(Addition, Reply),
     TokenUse(TokenId, Timestamp),
-    /// A health check; the batch holds it until its end.
+    /// A probe of the store (`health.rs`). The batch holds the value until its end, so that there is one probe at a time.
     Probe(Arc<()>),
 }
 
@@ -105,7 +105,7 @@ impl WakeUp {
 
 /// Replies for threads whose commit takes longer than `reply_timeout`: the outcome of the batch in flight is unknown. If
 /// all threads are stuck, nothing takes the queued jobs to the store, and they are rejected.
-pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
+pub(super) async fn commit_watchdog(queue: Weak<Queue>, reply_timeout: Duration) {
     loop {
         sleep(reply_timeout / CHECKS_PER_TIMEOUT).await;
         let Some(queue) = queue.upgrade() else {
@@ -115,6 +115,10 @@ pub(super) async fn watch(queue: Weak<Queue>, reply_timeout: Duration) {
         let stuck = queue.in_flight.iter();
         for in_flight in stuck.filter(|in_flight| in_flight.is_stuck(reply_timeout)) {
             let replies = in_flight.take_replies();
+            if !replies.is_empty() {
+                let plants = replies.len();
+                tracing::warn!(plants, "a commit takes longer than the store timeout");
+            }
             adds.unknown.add(replies.len() as u64);
             let replies = replies.into_iter();
             reply_all(replies.map(|reply| (reply, Err(AddError::Store(Failure::Unknown)))));

@@ -267,7 +267,7 @@ fn a_node_with_a_full_disk_is_not_ready_and_recovers_without_a_restart() {
     let full = (1..200).map(|id| server.add(plant(id)).status);
     assert_eq!(full.into_iter().find(|status| *status != 200), Some(503));
     let response = server.ask("/readyz");
-    let reason = "not ready: the store is full\n";
+    let reason = "not ready: the disk is full, or the WAL has reached its limit\n";
     assert_eq!((response.status, &*response.body), (503, reason));
     assert_eq!(server.ask("/healthz").status, 200);
     assert!(

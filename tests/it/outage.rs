@@ -225,7 +225,10 @@ fn a_store_that_rejects_writes_is_detected_without_a_request_and_logged_once() {
     let (lost, back) = (lines(&server, LOST), lines(&server, BACK));
     assert_eq!((lost.len(), back.len()), (1, 1), "{lost:?} {back:?}");
     assert_eq!(server.trace().matches("ENOSPC").count(), 4);
-    assert_eq!(lost[0]["reason"], "the store is full");
+    assert_eq!(
+        lost[0]["reason"],
+        "the disk is full, or the WAL has reached its limit"
+    );
     assert!(lost[0]["cause"].is_string());
 }
 

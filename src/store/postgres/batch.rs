@@ -1,4 +1,4 @@
-//! Adding plants, and the readiness probe, which is a write. A batch is one `INSERT`. Only if the batch has different plants with one id,
+//! Adding plants, and the probe, which is a write. A batch is one `INSERT`. Only if the batch has different plants with one id,
 //! and the first of them was not stored, two more statements find out whether another of them is the stored one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -354,7 +354,7 @@ async fn version(session: &Session, table: &str) -> Result<Option<i64>, OpenErro
         Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let message = error.as_db_error().map_or("", |error| error.message());
             Err(session.must_not_be_used(format!(
-                "its role lacks rights ({message}); grant those that docs/high-availability.md lists"
+                "its role lacks privileges ({message}); grant those that docs/high-availability.md lists"
             )))
         }
         // Moved or dropped since it was seen; or not a version of ours.

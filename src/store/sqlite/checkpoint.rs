@@ -32,9 +32,9 @@ const READER_TIMEOUT: Duration = Duration::from_millis(50);
 /// Decides when a checkpoint is due, and where it runs.
 pub(super) struct Checkpointer {
     /// The length of the WAL at the last checkpoint between two batches.
-    checkpointed_at: i32,
+    frames_at_last_checkpoint: i32,
     /// The length of the WAL when the checkpoint began that the thread runs now.
-    running_since: Option<i32>,
+    frames_at_start: Option<i32>,
     requests: Option<SyncSender<()>>,
     results: Receiver<Result<(), StoreError>>,
 }
@@ -70,8 +70,8 @@ impl Checkpointer {
             })
             .expect("a process that has just started can start a thread");
         Self {
-            checkpointed_at: 0,
-            running_since: None,
+            frames_at_last_checkpoint: 0,
+            frames_at_start: None,
             requests: Some(requests),
             results,
         }
@@ -80,11 +80,11 @@ impl Checkpointer {
     /// What is to be done before the next batch, given the length of the WAL. After a failure nothing may be acknowledged
     /// any more.
     pub(super) fn next_step(&mut self, frames: i32) -> Result<Option<Step>, StoreError> {
-        if frames < self.checkpointed_at {
-            self.checkpointed_at = 0; // the WAL was reset
+        if frames < self.frames_at_last_checkpoint {
+            self.frames_at_last_checkpoint = 0; // the WAL was reset
         }
-        let grown = frames - self.checkpointed_at;
-        let Some(running_since) = self.running_since else {
+        let grown = frames - self.frames_at_last_checkpoint;
+        let Some(frames_at_start) = self.frames_at_start else {
             return Ok((grown >= CHECKPOINT_FRAMES).then_some(Step::InBackground));
         };
         let timeout = if grown >= UNCHECKPOINTED_FRAMES_MAX {
@@ -96,7 +96,7 @@ impl Checkpointer {
             return Ok(None);
         }
         let is_long =
-            grown < UNCHECKPOINTED_FRAMES_MAX && frames - running_since > SHORT_CHECKPOINT_FRAMES;
+            grown < UNCHECKPOINTED_FRAMES_MAX && frames - frames_at_start > SHORT_CHECKPOINT_FRAMES;
         Ok(Some(if is_long {
             Step::InBackground
         } else {
@@ -117,7 +117,7 @@ impl Checkpointer {
                 Ok(())
             }
             Step::BetweenBatches => {
-                self.checkpointed_at = frames;
+                self.frames_at_last_checkpoint = frames;
                 passive(adding)
             }
         }
@@ -125,7 +125,7 @@ impl Checkpointer {
 
     /// Writes all of the WAL back and resets it. False if a reader prevents that, or if it takes too long; then the thread goes on.
     pub(super) fn reset(&mut self, adding: &Connection, frames: i32) -> Result<bool, StoreError> {
-        if self.running_since.is_none() {
+        if self.frames_at_start.is_none() {
             self.start(frames);
         }
         if !self.wait(RESET_TIMEOUT)? {
@@ -133,7 +133,7 @@ impl Checkpointer {
         }
         let is_reset = reset(adding)?;
         if is_reset {
-            self.checkpointed_at = 0;
+            self.frames_at_last_checkpoint = 0;
         }
         Ok(is_reset)
     }
@@ -143,14 +143,14 @@ impl Checkpointer {
             // If the thread has ended, `wait` panics.
             let _ = requests.try_send(());
         }
-        self.running_since = Some(frames);
+        self.frames_at_start = Some(frames);
     }
 
     /// False if the thread's checkpoint has not ended within this time.
     fn wait(&mut self, timeout: Duration) -> Result<bool, StoreError> {
         match self.results.recv_timeout(timeout) {
             Ok(result) => {
-                self.running_since = None;
+                self.frames_at_start = None;
                 result.map(|()| true)
             }
             Err(RecvTimeoutError::Timeout) => Ok(false),

@@ -55,7 +55,7 @@ pub struct Sqlite {
     /// Present in `Serve`, and in `Import` if no server is running.
     lock: Option<Lock>,
     /// The length of the WAL before the last batch that was added with the lock.
-    marked_at: i32,
+    frames_at_last_batch: i32,
     clock: Clock,
     /// After a failed fsync nothing may be written any more: another one may claim success.
     has_failed: bool,
@@ -137,7 +137,7 @@ impl Sqlite {
             checkpointer: None,
             files: None,
             lock: None,
-            marked_at: i32::MAX,
+            frames_at_last_batch: i32::MAX,
             clock: Clock::default(),
             has_failed: false,
             wal_limit: WalLimit::default(),
@@ -163,7 +163,7 @@ impl Sqlite {
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
         let number = rows::last_batch(&transaction)?.saturating_add(1);
-        if self.lock.is_some() && wal_frames < self.marked_at {
+        if self.lock.is_some() && wal_frames < self.frames_at_last_batch {
             // The WAL has started from its beginning: the identity of the store is written to it.
             transaction.execute("UPDATE store SET wal_cycle = wal_cycle + 1", [])?;
         }
@@ -193,7 +193,7 @@ impl Sqlite {
             )?;
         }
         transaction.commit()?;
-        self.marked_at = wal_frames;
+        self.frames_at_last_batch = wal_frames;
         if let Some(lock) = &mut self.lock
             && outcomes.contains(&Outcome::Added)
         {
@@ -205,13 +205,13 @@ impl Sqlite {
     pub(crate) fn probe(&mut self, is_write_due: bool) -> Result<(), StoreError> {
         let mut probed = self.check_files(self.wal_frames.load(Ordering::Relaxed));
         if is_write_due {
-            probed = probed.and_then(|()| self.rewrite());
+            probed = probed.and_then(|()| self.write_probe());
         }
         probed.map_err(|error| self.note_failure(error))
     }
 
     /// Writes a number in the header again, and syncs it. (SQLite skips the update of a row to its own value.)
-    fn rewrite(&mut self) -> Result<(), StoreError> {
+    fn write_probe(&mut self) -> Result<(), StoreError> {
         self.prepare_write()?;
         let transaction = begin_write(&mut self.connection)?;
         let version =
