@@ -83,7 +83,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = duration)]
     pub(crate) idle_timeout: Duration,
 
-    /// Time limit for an add to wait for the store; after it the add returns 503
+    /// Time limit of a commit, and of a token lookup; after it the request gets 503
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) store_timeout: Duration,
 

@@ -14,8 +14,7 @@ use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, counts, print, progr
 use crate::config::StoreSettings;
 use crate::fs::{AtomicFile, Replace};
 use crate::store::{
-    Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss, convert_and_sync,
-    is_backup,
+    Checked, Finding, Location, Mode, OpenError, Restoration, Store, accept_loss, is_backup,
 };
 
 const NOT_A_FILE: &str = "a backup is verified by reading it again, so it must be a file; `plantstore export -` and `plantstore import -` use \
@@ -64,7 +63,7 @@ impl Backup {
             let target = NamedStore::open(&copy, Mode::FillBackup)?;
             Transfer::run(source, target, false)?.copy_tokens()?;
         }
-        convert_and_sync(&backup)?;
+        backup.sync()?;
 
         let mut copy = Store::open(&copy, Mode::Read)?;
         copy.throttle()?;

@@ -20,14 +20,15 @@ use crate::token::TokenDigest;
 pub(crate) use dry_run::DryRun;
 pub(crate) use error::{Failure, OpenError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
-pub(crate) use sqlite::{Restoration, convert_and_sync};
+pub(crate) use sqlite::Restoration;
 pub use types::{Addition, Location, Outcome, TokenId, TokenRecord};
 pub(crate) use types::{Checked, DamagedPlant, FileSizes, Finding, PlantRecord, next_id};
 
 use postgres::Postgres;
 use sqlite::Sqlite;
 
-/// What a store is opened for. Unless a variant says otherwise, a server may be running, and the store must exist.
+/// What a store is opened for. Unless a variant says otherwise, a server may be running, and the store must exist. An older schema of a
+/// SQLite store that no server uses is upgraded in every mode; a backup is never changed.
 #[derive(Debug, Clone, Copy)]
 pub enum Mode {
     /// Reads a store or a backup; a backup is not changed.
@@ -36,7 +37,7 @@ pub enum Mode {
     ReadBackup,
     /// Makes small changes, such as revoking a token.
     Write,
-    /// Like `Write`, but creates the store or upgrades its schema if necessary.
+    /// Like `Write`, but creates the store if necessary, and upgrades the schema of a PostgreSQL database.
     Create,
     /// Adds many plants. Creates the store if necessary. In SQLite this locks the store as a server does, unless a server is running.
     Import,

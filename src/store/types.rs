@@ -83,7 +83,7 @@ pub(crate) struct PlantRecord {
     pub added_by: TokenId,
 }
 
-/// The stored plant with this id is not what was stored: the disk has changed it.
+/// The stored plant with this id is damaged: its checksum does not match, or its text cannot be decoded.
 #[derive(Debug)]
 pub(crate) struct DamagedPlant {
     pub id: i64,

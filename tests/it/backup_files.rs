@@ -369,7 +369,7 @@ fn a_damaged_store_is_not_backed_up() {
     bytes[at] ^= 1;
     fs::write(place.join("plantstore.db"), bytes).expect("a file");
     let output = run(place, &["backup", "--force", "plants.backup"]);
-    assert_eq!(output.stdout, b"plant 7: not what was stored\n");
+    assert_eq!(output.stdout, b"plant 7: its checksum does not match\n");
     assert!(sentence(&output).contains("no backup was made"));
     assert_eq!(fs::read(place.join("plants.backup")).expect("a file"), good);
 }

@@ -46,7 +46,10 @@ fn a_corrupted_plant_is_reported_and_its_replay_is_an_error() {
     a_store(directory.path());
     flip(&directory.path().join("plantstore.db"), b"Monstera");
     let said = problems(directory.path());
-    assert!(said.starts_with("plant 7: not what was stored\n"), "{said}");
+    assert!(
+        said.starts_with("plant 7: its checksum does not match\n"),
+        "{said}"
+    );
     assert!(said.contains("1 problem found; restore"), "{said}");
 
     let server = Server::start_in(directory.path(), &[]);
@@ -66,7 +69,10 @@ fn a_corrupted_token_does_not_authenticate_and_is_reported() {
     let token = run_ok(directory.path(), &["token", "create", "reader-of-logs"]);
     flip(&directory.path().join("plantstore.db"), b"reader-of-logs");
     let said = problems(directory.path());
-    assert!(said.contains("token 2: not what was stored"), "{said}");
+    assert!(
+        said.contains("token 2: its checksum does not match"),
+        "{said}"
+    );
     assert_eq!(
         run(directory.path(), &["token", "list"]).status.code(),
         Some(1)

@@ -132,7 +132,9 @@ impl Postgres {
         for row in self.query(COUNTS_BY_TAG, &[(&i64::from(TAGS_MAX), Type::INT8)])? {
             let tag = decode(row.get(0));
             tags.push(TagCount {
-                tag: tag.ok_or_else(|| Failure::Damaged.because("a tag is not what was stored"))?,
+                tag: tag.ok_or_else(|| {
+                    Failure::Damaged.because("a tag has text that plantstore did not write")
+                })?,
                 plants: count(&row, 1),
             });
         }
@@ -178,7 +180,7 @@ impl Postgres {
         let sql = format!(
             "SELECT plants.id, 'plant ' || plants.id::TEXT || CASE
                WHEN tokens.id IS NULL THEN ': added by token ' || added_by::TEXT || ', which does not exist'
-               ELSE ': not what was stored'
+               ELSE ': text that plantstore did not write'
              END
              FROM plantstore.plants LEFT JOIN plantstore.tokens ON tokens.id = plants.added_by
              WHERE plants.id >= $1 AND (tokens.id IS NULL OR plants.name ~ $2 OR plants.tag ~ $2)
@@ -229,8 +231,8 @@ async fn within<T>(
     statement: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, StoreError> {
     match timeout(time_limit, statement).await {
-        Ok(result) => result.map_err(|error| Failure::Unknown.because(error)),
-        Err(elapsed) => Err(Failure::Unknown.because(elapsed)),
+        Ok(result) => result.map_err(|error| Failure::Unavailable.because(error)),
+        Err(elapsed) => Err(Failure::Unavailable.because(elapsed)),
     }
 }
 

@@ -16,7 +16,9 @@ pub(super) const PLANT_COLUMNS: &str = "id, name, tag, added_at, added_by";
 
 pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
     let decode = |stored| {
-        decode(stored).ok_or_else(|| Failure::Damaged.because("a plant is not what was stored"))
+        decode(stored).ok_or_else(|| {
+            Failure::Damaged.because("a plant has text that plantstore did not write")
+        })
     };
     let tag: Option<&str> = row.get(2);
     Ok(PlantRecord {
@@ -31,7 +33,7 @@ pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
 }
 
 pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
-    let damaged = || Failure::Damaged.because("a token is not what was stored");
+    let damaged = || Failure::Damaged.because("a token has text that plantstore did not write");
     let digest: &[u8] = row.get("digest");
     let digest = digest.try_into().map_err(|_| damaged())?;
     let rate_limit = row.get::<_, Option<i64>>("rate_limit").map(u32::try_from);

@@ -92,7 +92,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the statement of a batch, which is prepared once on a direct connection.
+    /// Runs the statement of a batch, always the same one, which is prepared once on a direct connection.
     pub(super) async fn query_prepared(
         &self,
         sql: &str,

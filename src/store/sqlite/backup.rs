@@ -40,12 +40,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The bytes that a restore copies between two reports of its progress.
 const CHUNK: u64 = 1 << 20;
 
-/// Switches the complete copy in a new backup to rollback-journal mode and syncs it, so that it can be verified.
-pub(crate) fn convert_and_sync(backup: &AtomicFile) -> Result<(), OpenError> {
-    open::switch_to_rollback_journal(backup.path())?;
-    Ok(backup.sync()?)
-}
-
 impl Sqlite {
     pub(crate) fn copy_pages(
         &mut self,

@@ -65,7 +65,7 @@ const ATTEMPTS: usize = 3;
 pub(super) enum FileProblem {
     /// The path of the database leads to another file, or to none.
     #[error("the database file was moved, deleted or replaced while it was in use")]
-    DatabaseMoved,
+    DatabaseNotAtPath,
     /// The path of the WAL or of its shared memory leads to another file, or to none.
     #[error("{0} was moved, deleted or replaced while it was in use")]
     SidecarMoved(PathBuf),
@@ -120,7 +120,7 @@ impl FileIdentity {
     ) -> Result<(), FileProblem> {
         self.next_check = Instant::now() + INTERVAL;
         if !has_id(&self.given, self.ids[0]) || !has_id(&self.real, self.ids[0]) {
-            return Err(FileProblem::DatabaseMoved);
+            return Err(FileProblem::DatabaseNotAtPath);
         }
         for (suffix, expected) in FILES.iter().zip(self.ids).skip(1) {
             let path = with_suffix(&self.real, suffix);
@@ -307,7 +307,7 @@ pub(super) fn rescue(
     problem: &FileProblem,
 ) -> String {
     match problem {
-        FileProblem::DatabaseMoved => match files.new_path() {
+        FileProblem::DatabaseNotAtPath => match files.new_path() {
             Some(moved) => {
                 let complete = if checkpoint_and_truncate(connection) {
                     "it is complete"

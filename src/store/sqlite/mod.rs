@@ -23,7 +23,7 @@ use jiff::Timestamp;
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
-pub(crate) use backup::{Restoration, convert_and_sync};
+pub(crate) use backup::Restoration;
 pub(super) use open::{accept_loss, file_sizes, is_backup, schema_version};
 
 use crate::fs::failed_to;

@@ -95,7 +95,7 @@ pub(super) fn insert(insert: &mut Statement<'_>, row: &PlantRow<'_>) -> Result<u
 }
 
 pub(super) fn plant_record(row: &Row<'_>) -> Result<PlantRecord, Error> {
-    let found = plant(row).ok_or_else(|| damaged("a plant is not what was stored"))?;
+    let found = plant(row).ok_or_else(|| damaged("the checksum of a plant does not match"))?;
     Ok(PlantRecord {
         id: found.id,
         plant: Plant {
@@ -107,7 +107,7 @@ pub(super) fn plant_record(row: &Row<'_>) -> Result<PlantRecord, Error> {
     })
 }
 
-/// None if the row is not what was stored.
+/// None if its checksum does not match.
 pub(super) fn plant<'a>(row: &'a Row<'_>) -> Option<PlantRow<'a>> {
     let number = |column| -> Option<i64> { row.get(column).ok() };
     let plant = PlantRow {
@@ -156,7 +156,7 @@ pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
         last_used_at: optional_time("last_used_at")?,
     };
     if row.get::<_, i32>("checksum")? != token_checksum(&token) {
-        return Err(damaged("a token is not what was stored"));
+        return Err(damaged("the checksum of a token does not match"));
     }
     Ok(token)
 }

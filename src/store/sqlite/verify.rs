@@ -42,7 +42,9 @@ impl Sqlite {
                 added_by.entry(plant.added_by).or_insert(plant.id);
             } else {
                 let id: i64 = row.get(0)?;
-                report(Finding::Problem(format!("plant {id}: not what was stored")));
+                report(Finding::Problem(format!(
+                    "plant {id}: its checksum does not match"
+                )));
             }
             Ok(())
         })?;
@@ -53,7 +55,9 @@ impl Sqlite {
             let id: i64 = row.get("id")?;
             added_by.remove(&id);
             if token(row).is_err() {
-                report(Finding::Problem(format!("token {id}: not what was stored")));
+                report(Finding::Problem(format!(
+                    "token {id}: its checksum does not match"
+                )));
             }
             Ok(())
         })?;
