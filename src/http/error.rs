@@ -51,7 +51,7 @@ catalogue! {
         "The id belongs to a different plant, which is unchanged; use another id.";
     BodyTooLarge = 40013, "the body is larger than the limit",
         "The body is too large.";
-    UnsupportedMediaType = 40015, "the content type is not application/json, or the body has a `Content-Encoding`",
+    UnsupportedMediaType = 40015, "the content type is not application/json, or the body has a Content-Encoding",
         "The Content-Type must be application/json.";
     MissingCredentials = 40100, "there are no bearer credentials",
         "A bearer token is required; send it as `Authorization: Bearer <token>`.";
