@@ -1,4 +1,4 @@
-//! Constants of the SQLite file format (https://sqlite.org/fileformat2.html), and what a file is according to its first bytes.
+//! Constants of the SQLite file format (<https://sqlite.org/fileformat2.html>), and what a file is according to its first bytes.
 
 use std::fs::File;
 use std::io;
