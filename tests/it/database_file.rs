@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::time::Duration;
 
+use plantstore::{Addition, Location, Mode, NewPlant, Store, TokenId};
 use rusqlite::Connection;
 
 use crate::harness::{
@@ -431,4 +433,43 @@ fn startup_reads_no_more_of_a_large_store_than_of_a_small_one() {
             > 10 << 20
     );
     assert!(large < small + (256 << 10), "{small} bytes, then {large}");
+}
+
+#[test]
+fn a_wal_that_is_reset_twice_in_a_row_belongs_to_its_database() {
+    let directory = directory();
+    let path = directory.path().join("plantstore.db");
+    let location = Location::Sqlite(path.clone());
+    let timeout = Duration::from_secs(60);
+    let mut stores = Store::open_writers(&location, 1, timeout).expect("a store");
+    let checkpoint = || {
+        let connection = Connection::open(&path).expect("a connection");
+        let passive = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        passive.expect("a checkpoint");
+    };
+    let mut ids = 0..;
+    let mut add = |len| {
+        let additions = ids.by_ref().take(len).map(|id| {
+            let body = format!(r#"{{"id":{id},"name":"{}"}}"#, "Monstera".repeat(200));
+            let plant = NewPlant::from_json(body.as_bytes()).expect("a plant");
+            let token = TokenId(1);
+            Addition { plant, token }
+        });
+        let additions: Vec<_> = additions.collect();
+        stores[0].add(&additions, &[]).expect("a batch");
+    };
+    // After a complete checkpoint, the next batch starts the WAL from its beginning.
+    add(100);
+    checkpoint();
+    add(20);
+    checkpoint();
+    add(1);
+    add(1);
+    let copies = tempfile::tempdir().expect("a directory");
+    for name in ["plantstore.db", "plantstore.db-wal", "plantstore.db-lock"] {
+        let copy = copies.path().join(name);
+        fs::copy(directory.path().join(name), copy).expect("a copy");
+    }
+    let copy = Location::Sqlite(copies.path().join("plantstore.db"));
+    Store::open(&copy, Mode::Read).expect("its own WAL");
 }

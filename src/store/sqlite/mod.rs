@@ -54,8 +54,8 @@ pub struct Sqlite {
     files: Option<FileIdentity>,
     /// Present in `Serve`, and in `Import` if no server is running.
     lock: Option<Lock>,
-    /// The length of the WAL before the last batch that was added with the lock.
-    frames_at_last_batch: i32,
+    /// True if a batch has raised the number of the WAL's cycle since the WAL was reset: it is raised once.
+    is_wal_marked: bool,
     clock: Clock,
     /// After a failed fsync nothing may be written any more: another one may claim success.
     has_failed: bool,
@@ -137,7 +137,7 @@ impl Sqlite {
             checkpointer: None,
             files: None,
             lock: None,
-            frames_at_last_batch: i32::MAX,
+            is_wal_marked: false,
             clock: Clock::default(),
             has_failed: false,
             wal_limit: WalLimit::default(),
@@ -163,7 +163,8 @@ impl Sqlite {
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
         let number = rows::last_batch(&transaction)?.saturating_add(1);
-        if self.lock.is_some() && wal_frames < self.frames_at_last_batch {
+        let is_mark_due = self.lock.is_some() && !self.is_wal_marked;
+        if is_mark_due {
             // The WAL has started from its beginning: the identity of the store is written to it.
             transaction.execute("UPDATE store SET wal_cycle = wal_cycle + 1", [])?;
         }
@@ -193,7 +194,8 @@ impl Sqlite {
             )?;
         }
         transaction.commit()?;
-        self.frames_at_last_batch = wal_frames;
+        // This batch itself may be the first in a WAL that was reset.
+        self.is_wal_marked = is_mark_due || (self.is_wal_marked && !self.has_restarted(wal_frames));
         if let Some(lock) = &mut self.lock
             && outcomes.contains(&Outcome::Added)
         {
@@ -212,12 +214,19 @@ impl Sqlite {
 
     /// Writes a number in the header again, and syncs it. (SQLite skips the update of a row to its own value.)
     fn write_probe(&mut self) -> Result<(), StoreError> {
-        self.prepare_write()?;
+        let wal_frames = self.prepare_write()?;
         let transaction = begin_write(&mut self.connection)?;
         let version =
             transaction.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))?;
         transaction.pragma_update(None, "user_version", version)?;
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        self.is_wal_marked &= !self.has_restarted(wal_frames);
+        Ok(())
+    }
+
+    /// True if the WAL has started from its beginning since it had this length.
+    fn has_restarted(&self, wal_frames: i32) -> bool {
+        self.wal_frames.load(Ordering::Relaxed) < wal_frames
     }
 
     /// To be called before each transaction: checks the files, and runs the checkpoint that is due. Returns the length of the WAL in
@@ -246,6 +255,7 @@ impl Sqlite {
         if self.wal_limit.enforce(wal_frames, connection, reset)? {
             wal_frames = 0;
             self.wal_frames.store(wal_frames, Ordering::Relaxed);
+            self.is_wal_marked = false;
         }
         Ok(wal_frames)
     }
