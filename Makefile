@@ -102,7 +102,7 @@ faults-sample:
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 
 # All faults: 20,000 power cuts, 1,000 kills, a kill at every sync and write of a run, 50 of each other fault; with PostgreSQL
-# 1,000 cut connections and 50 failovers. Writes the tables of docs/reliability.md; takes more than an hour.
+# 1,000 cut connections and 50 failovers. Writes the tables of docs/reliability.md; takes half an hour on an idle machine.
 faults:
 	@scripts/install-missing $(FAULT_TOOLS)
 	$(CARGO) test --release --locked --test faults -- --cuts 20000 --kills 1000 --step 1 --each 50 \

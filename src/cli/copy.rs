@@ -14,14 +14,12 @@ use crate::cli::terminal::{Unit, count, counts, progress_bar};
 use crate::config::StoreSettings;
 use crate::fs::is_same_file;
 use crate::store::{
-    DamagedPlant, Location, Mode, OpenError, PlantRecord, Store, TokenId, TokenRecord, next_id,
+    DamagedPlant, LOOKUP_LEN_MAX, Location, Mode, OpenError, PlantRecord, Store, TokenId,
+    TokenRecord, next_id,
 };
 
 /// Names and ids that an error message lists.
 const LISTED_MAX: usize = 10;
-
-/// Plants that are looked up at a time: each may be long.
-const LOOKUP_LEN: usize = 100;
 
 /// Copy all plants and tokens to another store and compare the two
 #[derive(Debug, Args)]
@@ -348,7 +346,7 @@ fn find_differences(
     while let Some(first) = next {
         let page = store.store.plants(first)?;
         next = next_id(&page);
-        for plants in page.chunks(LOOKUP_LEN) {
+        for plants in page.chunks(LOOKUP_LEN_MAX) {
             let ids: Vec<_> = plants.iter().map(|plant| plant.id).collect();
             let others = other.store.get(&ids)?.into_iter();
             let others: HashMap<i64, PlantRecord> = others

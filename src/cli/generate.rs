@@ -132,7 +132,7 @@ fn page(command: &Command, parent: Option<&Command>) -> anyhow::Result<String> {
     Ok(String::from_utf8(text)?)
 }
 
-/// The page of the command above, and those beside this one.
+/// The pages of the parent command and of all its subcommands.
 fn see_also(command: &Command, parent: Option<&Command>) -> String {
     let Some(parent) = parent else {
         return "curl(1)".to_owned();

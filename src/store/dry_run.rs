@@ -8,7 +8,7 @@ use rusqlite::{Connection, params};
 use crate::plant::{NewPlant, Plant};
 use crate::store::Store;
 use crate::store::error::StoreError;
-use crate::store::types::{Addition, DamagedPlant, Outcome};
+use crate::store::types::{Addition, DamagedPlant, LOOKUP_LEN_MAX, Outcome};
 
 /// The plants that would have been stored by now.
 pub(crate) struct DryRun {
@@ -30,24 +30,29 @@ impl DryRun {
     pub fn add(
         &mut self,
         batch: &[Addition],
-        store: Option<&mut Store>,
+        mut store: Option<&mut Store>,
     ) -> Result<Vec<Outcome>, StoreError> {
-        let ids: Vec<_> = batch.iter().map(|addition| addition.plant.id).collect();
-        let stored = store.map_or(Ok(Vec::new()), |store| store.get(&ids))?;
-        let stored = stored.into_iter().map(|found| match found {
-            Ok(record) => (record.id, Some(record.plant)),
-            Err(DamagedPlant { id }) => (id, None),
-        });
-        let stored: HashMap<i64, Option<Plant>> = stored.collect();
         let transaction = self.scratch.transaction()?;
         let mut outcomes = Vec::with_capacity(batch.len());
-        for Addition { plant, .. } in batch {
-            outcomes.push(match stored.get(&plant.id) {
-                None => add(&transaction, plant)?,
-                Some(None) => Outcome::Damaged,
-                Some(Some(stored)) if *stored == plant.plant => Outcome::Replayed,
-                Some(Some(_)) => Outcome::Conflict,
+        for additions in batch.chunks(LOOKUP_LEN_MAX) {
+            let ids: Vec<_> = additions.iter().map(|addition| addition.plant.id).collect();
+            let stored = match &mut store {
+                Some(store) => store.get(&ids)?,
+                None => Vec::new(),
+            };
+            let stored = stored.into_iter().map(|found| match found {
+                Ok(record) => (record.id, Some(record.plant)),
+                Err(DamagedPlant { id }) => (id, None),
             });
+            let stored: HashMap<i64, Option<Plant>> = stored.collect();
+            for Addition { plant, .. } in additions {
+                outcomes.push(match stored.get(&plant.id) {
+                    None => add(&transaction, plant)?,
+                    Some(None) => Outcome::Damaged,
+                    Some(Some(stored)) if *stored == plant.plant => Outcome::Replayed,
+                    Some(Some(_)) => Outcome::Conflict,
+                });
+            }
         }
         transaction.commit()?;
         Ok(outcomes)

@@ -22,7 +22,9 @@ pub(crate) use error::{Failure, OpenError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
 pub(crate) use sqlite::Restoration;
 pub use types::{Addition, Location, Outcome, TokenId, TokenRecord};
-pub(crate) use types::{Checked, DamagedPlant, FileSizes, Finding, PlantRecord, next_id};
+pub(crate) use types::{
+    Checked, DamagedPlant, FileSizes, Finding, LOOKUP_LEN_MAX, PlantRecord, next_id,
+};
 
 use postgres::Postgres;
 use sqlite::Sqlite;

@@ -93,6 +93,9 @@ pub(crate) struct DamagedPlant {
 pub(crate) const PAGE_LEN_MAX: usize = 1000;
 pub(crate) const PAGE_BYTES_MAX: usize = 1 << 20;
 
+/// The most plants that are looked up by id at a time: each may be long.
+pub(crate) const LOOKUP_LEN_MAX: usize = 100;
+
 /// The first id of the next page; none if there is no next page.
 pub(crate) fn next_id(page: &[PlantRecord]) -> Option<i64> {
     page.last()?.id.checked_add(1)

@@ -64,7 +64,7 @@ pages! {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn page_high_availability_and_page_migration() {
+fn page_high_availability_and_page_copy() {
     let directory = directory();
     let server = url(directory.path());
     let host = address(&server).ip().to_string();

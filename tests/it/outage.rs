@@ -329,6 +329,9 @@ fn every_add_is_counted_once_with_the_outcome_of_its_response() {
     assert_eq!(counted(&["added", "replayed"]), told(0));
     assert_eq!(counted(&["conflict"]), told(40009));
     assert_eq!(counted(&["unknown"]), told(50301));
+    let stuck = lines(&server, "a commit takes longer than the store timeout");
+    let plants = |line: &Value| line["plants"].as_u64().expect("a number");
+    assert_eq!(stuck.iter().map(plants).sum::<u64>(), told(50301));
     assert_eq!(counted(&["busy", "queue_full"]), told(50300));
     assert_eq!(counted(&["unavailable"]), told(50303));
     assert_eq!(adds(&server), responses.len() as u64);

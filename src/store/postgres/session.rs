@@ -217,7 +217,7 @@ where
     }
 }
 
-/// Tells a server that rejects the connection from one that cannot be reached. An error without a code means that the server did not
+/// Distinguishes a server that rejects the connection from one that cannot be reached. An error without a code means that the server did not
 /// respond.
 pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> OpenError {
     // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
