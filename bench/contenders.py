@@ -328,7 +328,7 @@ class PlantStorePostgres(OnPostgres, PlantStore):
 
     name = "Plant Store, PostgreSQL"
     promise = "Committed by PostgreSQL, on its disk. Replays get the same response."
-    table = "plantstore/plants"
+    table = "plantstore/plantstore.plants"
 
     @classmethod
     def install(cls):
