@@ -277,7 +277,7 @@ fn a_locked_store_is_reported_as_busy() {
 #[test]
 fn every_add_is_counted_once_with_the_outcome_of_its_response() {
     let directory = directory();
-    // Every sync from the 20th on: a single one may be that of a probe. Each client alone causes more than these.
+    // Every sync from the 20th on, of adds and of probes.
     let fault = "fdatasync:delay_enter=3000000:when=20+";
     let arguments = [
         "--store",
@@ -290,13 +290,19 @@ fn every_add_is_counted_once_with_the_outcome_of_its_response() {
     let server = Server::start_with_fault(directory.path(), fault, &arguments);
     let token = std::fs::read_to_string(directory.path().join("plantstore.token"));
     let token = token.expect("the first token").trim().to_owned();
-    // Before and while syncs are stuck: some adds are in the batch, some in the queue, and some find the queue full.
+    // Before and while syncs are stuck: some adds are in the batch, some in the queue, and some find the queue full. The first stuck
+    // sync may be that of a probe, so clients go on until an add is stuck.
+    let is_stuck = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..12)
         .map(|client: usize| {
             let (address, token) = (server.address(), token.clone());
+            let is_stuck = Arc::clone(&is_stuck);
             thread::spawn(move || {
                 let mut responses = Vec::new();
-                for id in 0..40 {
+                for id in 0..1000 {
+                    if id >= 40 && is_stuck.load(Ordering::Relaxed) {
+                        break;
+                    }
                     // Every second plant is a conflict between all clients.
                     let body = match id % 2 {
                         0 => plant(1000 * client + id),
@@ -308,6 +314,7 @@ fn every_add_is_counted_once_with_the_outcome_of_its_response() {
                     } else {
                         response.error()
                     });
+                    is_stuck.fetch_or(responses.last() == Some(&50301), Ordering::Relaxed);
                     thread::sleep(Duration::from_millis(20));
                 }
                 responses
