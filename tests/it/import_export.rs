@@ -431,6 +431,26 @@ fn after_a_hundred_problems_the_rest_is_counted() {
     );
 }
 
+/// More plants than are looked up at a time.
+#[test]
+fn a_dry_run_compares_every_plant_with_the_stored_one() {
+    let directory = directory();
+    let rows = |ids: std::ops::Range<u32>, name: &str| -> String {
+        let rows: Vec<_> = ids.map(|id| format!("{id},{name}\n")).collect();
+        rows.concat()
+    };
+    let stored = rows(0..250, "Fern");
+    import_ok(directory.path(), "a.csv", format!("id,name\n{stored}"));
+    let more = rows(100..240, "Fern") + &rows(240..250, "Ivy") + &rows(250..300, "Fern");
+    let more = format!("id,name\n{more}");
+    let dry = import(directory.path(), "b.csv", &more, &["--dry-run"]);
+    assert_eq!(
+        text(&dry.stdout),
+        "dry run: added 50, replayed 140, conflict 10, invalid 0\n"
+    );
+    assert_eq!(plants(directory.path()).len(), 250);
+}
+
 #[test]
 fn a_dry_run_reports_the_same_and_stores_nothing() {
     let directory = directory();
