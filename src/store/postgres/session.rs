@@ -217,8 +217,8 @@ where
     }
 }
 
-/// Distinguishes a server that rejects the connection from one that cannot be reached. An error without a code means that the server did not
-/// respond.
+/// Distinguishes a server that rejects the connection from one that cannot be reached. An error without a code means that the
+/// server did not respond.
 pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> OpenError {
     // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
     // others are temporary, such as 57P03 (the server is starting) and 53300 (too many connections).
