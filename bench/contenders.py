@@ -151,6 +151,14 @@ class PlantStore(Contender):
         return self.rows_in("plantstore.db")
 
 
+class PlantStoreQuiet(PlantStore):
+    name = "Plant Store, no access log"
+    promise = "As Plant Store, with `--log-level warn`."
+
+    def command(self):
+        return [*super().command(), "--log-level", "warn"]
+
+
 class Baseline(PlantStore):
     name = "baseline"
     promise = "Nothing: HTTP, authentication and decoding without a store."
@@ -161,6 +169,38 @@ class Baseline(PlantStore):
 
     def count(self):
         return None
+
+
+class BareAxum(Contender):
+    """axum::serve with a JSON handler that compares one token: no store, no log."""
+
+    name = "axum, no store"
+    promise = "Nothing: one token compared, JSON in and out; no store, no log, no timeouts."
+    durable = False
+
+    @classmethod
+    def install(cls):
+        install.from_cargo("axum")
+
+    def command(self):
+        return [INSTALLED / "axum" / "release" / "axum-peer", self.address, self.secret]
+
+    def count(self):
+        return None
+
+
+class AxumSqlx(BareAxum):
+    """The same with an INSERT through sqlx: WAL, synchronous=FULL, the default pool."""
+
+    name = "axum + sqlx, FULL"
+    promise = "On disk. A replay is an error."
+    durable = True
+
+    def command(self):
+        return [*super().command(), self.directory / "plants.db"]
+
+    def count(self):
+        return self.rows_in("plants.db")
 
 
 class Fastify(Contender):
@@ -200,10 +240,12 @@ class FastifyNormal(Fastify):
 
 
 class PocketBase(Contender):
-    """The token of an auth record, a create rule that requires one, the default request log; durable through a hook."""
+    """The token of an auth record, a create rule that requires one, the default request log."""
 
     name = "PocketBase"
-    promise = "On disk through a hook of ours; **by default a power failure loses the last adds**. Ids are text."
+    promise = "**Not on disk**: a power failure loses the last adds. Ids are text."
+    durable = False
+    hooks = False
     path = "/api/collections/plants/records"
     bodies = ('{"id":"@id","name":"@name"}', '{"id":"@id","name":"@name","tag":"indoor"}')
     email = "gardener@example.com"
@@ -223,7 +265,8 @@ class PocketBase(Contender):
         installed = INSTALLED / "pocketbase"
         return [
             installed / "bin" / "pocketbase", "serve", f"--http={self.address}", f"--dir={self.directory / 'data'}",
-            f"--migrationsDir={installed / 'migrations'}", f"--hooksDir={installed / 'hooks'}", "--hooksWatch=false",
+            f"--migrationsDir={installed / 'migrations'}", "--hooksWatch=false",
+            f"--hooksDir={installed / 'hooks' if self.hooks else self.directory / 'no-hooks'}",
         ]  # fmt: skip
 
     def environment(self):
@@ -240,6 +283,15 @@ class PocketBase(Contender):
 
     def count(self):
         return self.rows_in("data/data.db")
+
+
+class PocketBaseDurable(PocketBase):
+    """With a hook that sets synchronous=FULL."""
+
+    name = "PocketBase, durable"
+    promise = "On disk, through a hook of ours. Ids are text."
+    durable = True
+    hooks = True
 
 
 class Rqlite(Contender):
@@ -385,7 +437,10 @@ class PostgREST(OnPostgres):
         return [f"Authorization: Bearer {b'.'.join([head, claims, signature]).decode()}"]
 
 
-ALL = [Baseline, PlantStore, FastifyFull, FastifyNormal, PocketBase, Rqlite, RqliteQueue, PostgREST, PlantStorePostgres]
+ALL = [
+    BareAxum, Baseline, PlantStore, PlantStoreQuiet, AxumSqlx, FastifyFull, FastifyNormal, PocketBase, PocketBaseDurable,
+    Rqlite, RqliteQueue, PostgREST, PlantStorePostgres,
+]  # fmt: skip
 
 
 def install_all():

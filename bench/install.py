@@ -30,6 +30,12 @@ def from_npm(peer):
     done.write_text(manifest)
 
 
+def from_cargo(peer):
+    """Builds the package of a peer with the versions in its Cargo.lock."""
+    manifest = PEERS / peer / "Cargo.toml"
+    run_installer(["cargo", "build", "--release", "--locked", "--manifest-path", manifest, "--target-dir", INSTALLED / peer])
+
+
 def run_installer(command):
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
