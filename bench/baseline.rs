@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::routing::post;
+use hyper::Request;
+use hyper::body::Incoming;
 use plantstore::{
-    ApiError, AppState, Caller, ErrorKind, JsonBody, Metrics, Mode, NewPlant, PlantResponse,
-    Runtimes, Shutdown, Store, TokenCache, Writer, start_logging, with_fallbacks,
+    AppState, ErrorKind, Handled, Metrics, Mode, RequestContext, RuntimeTokens, Runtimes, Shutdown,
+    Store, TokenCache, Writer, plant_response, read_plant, start_logging,
 };
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -28,35 +28,31 @@ async fn main() -> anyhow::Result<()> {
     let (writer, _thread) = Writer::spawn(stores, 4096, timeout, Arc::clone(&metrics));
     let reader = Store::open(&location, Mode::Read)?;
     let tokens = TokenCache::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
-    let runtimes = Runtimes::start(|| {
-        let state = Arc::new(AppState {
-            writer: writer.for_this_runtime(),
-            tokens: tokens.clone(),
-            metrics: metrics.for_runtime(),
-            header_timeout: timeout,
-            body_bytes_max: 1 << 20,
-            body_timeout: timeout,
-            idle_timeout: timeout,
-            shutdown: Shutdown::default(),
-        });
-        let router = with_fallbacks(
-            Router::new().route("/plants", post(create_without_store)),
-            Arc::clone(&state),
-        );
-        (router, state)
+    let runtimes = Runtimes::start(|| AppState {
+        writer: writer.for_this_runtime(),
+        tokens: RuntimeTokens::new(&tokens),
+        metrics: metrics.for_runtime(),
+        header_timeout: timeout,
+        body_bytes_max: 1 << 20,
+        body_timeout: timeout,
+        idle_timeout: timeout,
+        shutdown: Shutdown::default(),
     })?;
     let listener = TcpListener::bind(address).await?;
     let mut tasks = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        runtimes.serve(stream.into_std()?, &mut tasks, ());
+        runtimes.serve(stream.into_std()?, without_store, &mut tasks, ());
     }
 }
 
-async fn create_without_store(
-    _caller: Caller,
-    JsonBody(body): JsonBody,
-) -> Result<PlantResponse, ApiError> {
-    Ok(PlantResponse(NewPlant::from_json(&body)?.plant))
+async fn without_store(
+    state: Arc<AppState>,
+    request: Request<Incoming>,
+    mut context: RequestContext,
+) -> Handled {
+    let read = read_plant(&state, request, &mut context).await;
+    let result = read.map(|(_, plant)| plant_response(&plant.plant));
+    Handled { result, context }
 }

@@ -6,18 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
-use axum::Router;
-use axum::body::Body;
-use axum::http::Request;
-use axum::routing::post;
-use hyper::service::Service;
-use hyper_util::service::TowerToHyperService;
+use http_body_util::Full;
+use hyper::Request;
+use hyper::body::Bytes;
 use plantstore::{
-    Addition, ApiError, AppState, Caller, ErrorKind, JsonBody, Location, Metrics, Mode, NewPlant,
-    PlantResponse, Shutdown, Store, Token, TokenCache, TokenId, TokenRecord, Writer, respond,
-    start_logging, with_fallbacks,
+    Addition, AppState, ErrorKind, Handled, Location, Metrics, Mode, NewPlant, RequestContext,
+    RuntimeTokens, Shutdown, Store, Token, TokenCache, TokenId, TokenRecord, Writer,
+    plant_response, read_plant, respond, start_logging,
 };
-use tracing_subscriber::filter::LevelFilter;
+use tracing::level_filters::LevelFilter;
 
 const BATCH: u64 = 64;
 
@@ -52,13 +49,10 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let _here = runtime.enter();
     let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
     let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
+    let reader = Store::open(location, Mode::Read)?;
+    let tokens = TokenCache::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
     let state = Arc::new(AppState {
-        tokens: TokenCache::new(
-            Store::open(location, Mode::Read)?,
-            writer.clone(),
-            Arc::clone(&metrics),
-            timeout,
-        ),
+        tokens: RuntimeTokens::new(&tokens),
         writer,
         metrics: metrics.for_runtime(),
         header_timeout: timeout,
@@ -67,19 +61,13 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         idle_timeout: timeout,
         shutdown: Shutdown::default(),
     });
-    let router = with_fallbacks(
-        Router::new().route("/plants", post(create_without_store)),
-        Arc::clone(&state),
-    );
-    let service = TowerToHyperService::new(router);
     runtime.block_on(async {
         for id in 0..adds {
             let request = Request::post("/plants")
                 .header("authorization", format!("Bearer {}", token.reveal()))
                 .header("content-type", "application/json")
-                .body(Body::from(body(id)))?;
-            let call = |request| service.call(request);
-            let response = respond(&state, request, call).await;
+                .body(Full::<Bytes>::from(body(id)))?;
+            let response = respond(&state, request, without_store).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }
@@ -88,11 +76,14 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     })
 }
 
-async fn create_without_store(
-    _caller: Caller,
-    JsonBody(body): JsonBody,
-) -> Result<PlantResponse, ApiError> {
-    Ok(PlantResponse(NewPlant::from_json(&body)?.plant))
+async fn without_store(
+    state: Arc<AppState>,
+    request: Request<Full<Bytes>>,
+    mut context: RequestContext,
+) -> Handled {
+    let read = read_plant(&state, request, &mut context).await;
+    let result = read.map(|(_, plant)| plant_response(&plant.plant));
+    Handled { result, context }
 }
 
 fn write(location: &Location, adds: u64) -> anyhow::Result<()> {

@@ -11,12 +11,15 @@ use parking_lot::RwLock;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::metrics::{HttpMetrics, Metrics};
-use crate::store::{Failure, Store, StoreError, TokenRecord, chain};
+use crate::store::{Failure, Store, StoreError, TokenId, TokenRecord, chain};
 use crate::token::{Token, TokenDigest};
 use crate::writer::{AddError, Writer};
 
 /// How long a cached record is used before it is read again.
 const CACHE_TTL: Duration = Duration::from_millis(500);
+
+/// The most credentials that a runtime remembers.
+const RUNTIME_ENTRIES_MAX: usize = 4096;
 
 /// Why a token does not authorise a request.
 #[derive(Debug)]
@@ -47,10 +50,61 @@ pub struct TokenCache {
     read_timeout: Duration,
 }
 
+/// The tokens that one runtime has seen, by the credentials of a request: most requests are authorised without computing a
+/// digest and without memory that other cores use. A map with a random key compares credentials only if their hashes are
+/// equal, so the response time reveals nothing about the tokens in it.
+pub struct RuntimeTokens {
+    cache: Arc<TokenCache>,
+    entries: parking_lot::Mutex<HashMap<Box<str>, RuntimeToken>>,
+}
+
+struct RuntimeToken {
+    /// A copy of the name in the record: its reference count is used by this runtime only.
+    name: Arc<str>,
+    token: CachedToken,
+}
+
+impl RuntimeTokens {
+    pub fn new(cache: &Arc<TokenCache>) -> Self {
+        Self {
+            cache: Arc::clone(cache),
+            entries: parking_lot::Mutex::default(),
+        }
+    }
+
+    /// Checks that the token is valid and counts one request against its rate limit. Sets the name if the token is known, valid
+    /// or not.
+    pub(crate) async fn authorize(
+        &self,
+        credentials: &str,
+        metrics: &HttpMetrics,
+        token_name: &mut Option<Arc<str>>,
+    ) -> Result<TokenId, AuthError> {
+        if let Some(entry) = self.entries.lock().get(credentials)
+            && entry.token.is_fresh()
+        {
+            metrics.token_cache_hits.add(1);
+            *token_name = Some(Arc::clone(&entry.name));
+            return entry.token.authorize();
+        }
+        let token = Token::parse(credentials).ok_or(AuthError::UnknownToken)?;
+        let token = self.cache.look_up(&token, metrics).await?;
+        let name: Arc<str> = (*token.record.name).into();
+        *token_name = Some(Arc::clone(&name));
+        let authorized = token.authorize();
+        let mut entries = self.entries.lock();
+        if entries.len() >= RUNTIME_ENTRIES_MAX {
+            entries.clear();
+        }
+        entries.insert(credentials.into(), RuntimeToken { name, token });
+        authorized
+    }
+}
+
 /// A token that is in the store, whether it is valid or not.
 #[derive(Clone)]
-pub(crate) struct CachedToken {
-    pub(crate) record: Arc<TokenRecord>,
+struct CachedToken {
+    record: Arc<TokenRecord>,
     rate_limit: Option<Arc<RateLimit>>,
     read_at: Instant,
 }
@@ -72,7 +126,7 @@ impl TokenCache {
         })
     }
 
-    pub(crate) async fn look_up(
+    async fn look_up(
         &self,
         token: &Token,
         metrics: &HttpMetrics,
@@ -110,7 +164,7 @@ impl TokenCache {
     fn cached(&self, digest: &TokenDigest, metrics: &HttpMetrics) -> Option<CachedToken> {
         let entries = self.entries.read();
         let cached = entries.get(digest)?;
-        (cached.read_at.elapsed() < CACHE_TTL).then(|| {
+        cached.is_fresh().then(|| {
             metrics.token_cache_hits.add(1);
             cached.clone()
         })
@@ -165,13 +219,16 @@ impl TokenCache {
 }
 
 impl CachedToken {
-    /// Checks that the token is valid and counts one request against its rate limit.
-    pub(crate) fn authorize(&self) -> Result<(), AuthError> {
+    fn is_fresh(&self) -> bool {
+        self.read_at.elapsed() < CACHE_TTL
+    }
+
+    fn authorize(&self) -> Result<TokenId, AuthError> {
         self.check_validity()?;
-        match &self.rate_limit {
-            Some(limit) => limit.admit(Instant::now()),
-            None => Ok(()),
+        if let Some(limit) = &self.rate_limit {
+            limit.admit(Instant::now())?;
         }
+        Ok(self.record.id)
     }
 
     fn check_validity(&self) -> Result<(), AuthError> {

@@ -32,12 +32,12 @@ mod token;
 mod version;
 mod writer;
 
-pub use auth::TokenCache;
+pub use auth::{RuntimeTokens, TokenCache};
 pub use cli::run;
 pub use http::connection::{respond, serve as serve_connection};
 pub use http::docs::OPENAPI_YAML;
 pub use http::error::{ApiError, ErrorKind};
-pub use http::{AppState, Caller, JsonBody, PlantResponse, with_fallbacks};
+pub use http::{AppState, Handled, RequestContext, plant_response, read_plant};
 pub use logging::start as start_logging;
 pub use metrics::Metrics;
 pub use plant::NewPlant;

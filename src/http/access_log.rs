@@ -3,17 +3,18 @@
 //! so that they can neither fill the log nor displace other lines.
 
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::body::HttpBody;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
-use axum::response::Response;
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, Request};
 use tokio::time::sleep;
+use tracing::Level;
 
 use crate::http::error::ApiError;
-use crate::logging::LineLimit;
+use crate::http::{RequestContext, Response};
+use crate::logging::{self, LineLimit};
 use crate::metrics::{HttpMetrics, micros};
 
 /// Sent by the client or generated here; in the response and in the log.
@@ -29,89 +30,86 @@ const LOGGED_BYTES_MAX: usize = 256;
 const REJECTED_LINES_WINDOW: Duration = Duration::from_secs(1);
 static REJECTED_LINES: LineLimit = LineLimit::new(100, REJECTED_LINES_WINDOW);
 
-/// What extractors find out about a request; an extension of the request.
-#[derive(Default)]
-pub(super) struct RequestContext {
-    pub(super) token_name: OnceLock<Arc<str>>,
-    pub(super) is_body_read: AtomicBool,
-}
-
 /// The log entry of a request that is being handled.
 pub(super) struct Entry {
     request_id: HeaderValue,
-    context: Arc<RequestContext>,
     /// None if there was no valid request.
     started: Option<Instant>,
     method: Option<Method>,
-    path: String,
+    path: Cow<'static, str>,
     traceparent: Option<HeaderValue>,
 }
 
 impl Entry {
-    pub(super) fn start<B: HttpBody>(request: &mut Request<B>) -> Self {
-        let started = Some(Instant::now());
+    pub(super) fn start<B>(request: &Request<B>) -> Self {
         let request_id = request.headers().get(REQUEST_ID);
         let request_id = request_id.filter(|id| is_acceptable_id(id)).cloned();
-        let context = Arc::new(RequestContext {
-            token_name: OnceLock::new(),
-            is_body_read: request.body().is_end_stream().into(),
-        });
-        request.extensions_mut().insert(Arc::clone(&context));
         Self {
             request_id: request_id.unwrap_or_else(new_request_id),
-            context,
-            started,
+            started: Some(Instant::now()),
             method: Some(request.method().clone()),
-            path: shortened(request.uri().path()).into_owned(),
+            path: match request.uri().path() {
+                "/plants" => "/plants".into(),
+                path => shortened(path).into_owned().into(),
+            },
             traceparent: traceparent(request.headers()).cloned(),
         }
     }
 
-    pub(super) fn is_body_read(&self) -> bool {
-        self.context.is_body_read.load(Ordering::Relaxed)
-    }
-
     /// Logs and counts the response, and adds the request id to it.
-    pub(super) fn finish(self, response: &mut Response, metrics: &HttpMetrics) {
-        let error = response.extensions().get::<ApiError>();
-        self.write(response.status().as_u16(), error, metrics);
+    pub(super) fn finish(
+        self,
+        response: &mut Response,
+        error: Option<&ApiError>,
+        context: &RequestContext,
+        metrics: &HttpMetrics,
+    ) {
+        let status = response.status().as_u16();
+        self.write(status, error, context.token_name.as_deref(), metrics);
         response.headers_mut().insert(REQUEST_ID, self.request_id);
     }
 
     /// Server errors are warnings.
-    fn write(&self, status: u16, error: Option<&ApiError>, metrics: &HttpMetrics) {
+    fn write(
+        &self,
+        status: u16,
+        error: Option<&ApiError>,
+        token_name: Option<&str>,
+        metrics: &HttpMetrics,
+    ) {
         let error_code = error.map(|error| error.kind.code());
         let duration_us = self.started.map(|started| micros(started.elapsed()));
         metrics.count_response((status, error_code), duration_us);
-        let token_name = self.context.token_name.get().map(|name| &**name);
         if is_limited(status, token_name) && !REJECTED_LINES.admit(Instant::now()) {
             return;
         }
-        let (trace_id, parent_id) = self.traceparent.as_ref().and_then(trace_ids).unzip();
-        macro_rules! write_line {
-            ($level:ident) => {
-                tracing::$level!(
-                    target: "plantstore::access_log",
-                    // As a field and not as a format string, which would be formatted for every request.
-                    message = "request",
-                    method = &*shortened(self.method.as_ref().map_or("", Method::as_str)),
-                    path = self.path,
-                    status,
-                    error_code,
-                    cause = error.and_then(|error| error.cause.as_deref()),
-                    duration_us,
-                    token_name,
-                    request_id = self.request_id.to_str().unwrap_or_default(),
-                    trace_id,
-                    parent_id,
-                )
-            };
-        }
-        if status >= 500 {
-            write_line!(warn);
+        let level = if status >= 500 {
+            Level::WARN
         } else {
-            write_line!(info);
+            Level::INFO
+        };
+        let Some(mut line) = logging::Line::start(level, "plantstore::access_log", "request")
+        else {
+            return;
+        };
+        let method = self.method.as_ref().map_or("", Method::as_str);
+        line.text("method", &shortened(method));
+        line.text("path", &self.path);
+        line.number("status", status.into());
+        if let Some(error) = error {
+            line.number("error_code", error.kind.code().into());
+            line.optional_text("cause", error.cause.as_deref());
         }
+        if let Some(duration_us) = duration_us {
+            line.number("duration_us", duration_us);
+        }
+        line.optional_text("token_name", token_name);
+        line.text("request_id", self.request_id.to_str().unwrap_or_default());
+        if let Some((trace_id, parent_id)) = self.traceparent.as_ref().and_then(trace_ids) {
+            line.text("trace_id", trace_id);
+            line.text("parent_id", parent_id);
+        }
+        line.write();
     }
 }
 
@@ -119,13 +117,12 @@ impl Entry {
 pub(super) fn log_rejection(error: &ApiError, metrics: &HttpMetrics) -> HeaderValue {
     let entry = Entry {
         request_id: new_request_id(),
-        context: Arc::default(),
         started: None,
         method: None,
-        path: String::new(),
+        path: "".into(),
         traceparent: None,
     };
-    entry.write(error.kind.status().as_u16(), Some(error), metrics);
+    entry.write(error.kind.status().as_u16(), Some(error), None, metrics);
     entry.request_id
 }
 
@@ -174,7 +171,9 @@ fn new_request_id() -> HeaderValue {
     });
     // Adding an odd number visits every u64 once; with this one, consecutive ids differ in most digits.
     let id = NEXT.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-    HeaderValue::from_str(&format!("{id:016x}")).expect("hexadecimal digits are a header value")
+    let digit = |index: usize| b"0123456789abcdef"[(id >> (60 - 4 * index) & 15) as usize];
+    let digits: [u8; 16] = std::array::from_fn(digit);
+    HeaderValue::from_bytes(&digits).expect("hexadecimal digits are a header value")
 }
 
 /// True for ids that are safe in a log and in a header.

@@ -1,45 +1,17 @@
-//! The `Authorization` header: its bearer token becomes a `Caller`. Whether the token is valid is decided in
-//! `crate::auth`.
+//! The `Authorization` header: whether its bearer token is valid is decided in `crate::auth`.
 
-use std::sync::Arc;
+use hyper::header::AUTHORIZATION;
+use hyper::{HeaderMap, header::HeaderValue};
 
-use axum::extract::FromRequestParts;
-use axum::http::header::AUTHORIZATION;
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue};
-
-use crate::http::AppState;
-use crate::http::access_log::RequestContext;
 use crate::http::error::{ApiError, ErrorKind};
+use crate::http::{AppState, RequestContext};
 use crate::store::TokenId;
-use crate::token::Token;
 
-/// The token of an authorised request.
-#[derive(Debug)]
-pub struct Caller {
-    pub(super) token: TokenId,
-}
-
-impl FromRequestParts<Arc<AppState>> for Caller {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        state: &Arc<AppState>,
-    ) -> Result<Self, ApiError> {
-        let token = bearer_token(&parts.headers)?;
-        let token = state.tokens.look_up(&token, &state.metrics).await?;
-        if let Some(context) = parts.extensions.get::<Arc<RequestContext>>() {
-            let _ = context.token_name.set(Arc::clone(&token.record.name));
-        }
-        token.authorize()?;
-        Ok(Self {
-            token: token.record.id,
-        })
-    }
-}
-
-fn bearer_token(headers: &HeaderMap) -> Result<Token, ApiError> {
+pub async fn authenticate(
+    state: &AppState,
+    headers: &HeaderMap,
+    context: &mut RequestContext,
+) -> Result<TokenId, ApiError> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().ok_or(ErrorKind::MissingCredentials)?;
     if values.next().is_some() {
@@ -49,7 +21,11 @@ fn bearer_token(headers: &HeaderMap) -> Result<Token, ApiError> {
         ));
     }
     let credentials = bearer_credentials(value)?;
-    Ok(Token::parse(credentials).ok_or(ErrorKind::UnknownToken)?)
+    let token_name = &mut context.token_name;
+    let authorized = state
+        .tokens
+        .authorize(credentials, &state.metrics, token_name);
+    Ok(authorized.await?)
 }
 
 fn bearer_credentials(value: &HeaderValue) -> Result<&str, ErrorKind> {

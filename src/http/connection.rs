@@ -1,4 +1,4 @@
-//! One connection: hyper parses HTTP/1.1 from a `Stream`, the router responds. Every response is logged, also if a handler
+//! One connection: hyper parses HTTP/1.1 from a `Stream`, a handler responds. Every response is logged, also if a handler
 //! panics, and while the server drains it closes the connection.
 
 use std::any::Any;
@@ -6,22 +6,18 @@ use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::body::HttpBody;
-use axum::http::header::CONNECTION;
-use axum::http::{HeaderValue, Request};
-use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
-use hyper::body::Incoming;
+use hyper::Request;
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
+use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
 
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::stream::{Activity, Progress, Stream};
-use crate::http::{AppState, access_log};
+use crate::http::{AppState, Handled, RequestContext, Response, access_log};
 use crate::shutdown::Phase;
 
 /// The most bytes of a request line and its headers.
@@ -29,13 +25,17 @@ const HEADER_BYTES_MAX: usize = 16 << 10;
 
 /// Serves one connection until either side closes it, or until the server closes its connections and the request in flight
 /// has its response.
-pub async fn serve(stream: TcpStream, router: Router, state: Arc<AppState>) {
+pub async fn serve<F>(
+    stream: TcpStream,
+    state: Arc<AppState>,
+    handler: fn(Arc<AppState>, Request<Incoming>, RequestContext) -> F,
+) where
+    F: Future<Output = Handled>,
+{
     let progress = Progress::new();
     let stream = Stream::new(stream, Arc::clone(&state), progress.clone());
-    let router = TowerToHyperService::new(router);
     let service = service_fn(async |request: Request<Incoming>| {
         progress.set(Activity::Responding);
-        let handler = |request| router.call(request);
         let response = respond(&state, request, handler).await;
         progress.set(Activity::Idle);
         Ok::<_, Infallible>(response)
@@ -62,32 +62,40 @@ pub async fn serve(stream: TcpStream, router: Router, state: Arc<AppState>) {
     }
 }
 
-/// Calls the handler and logs the response. This is a function around the router and not a layer of it, because a layer
-/// would cost two allocations per request.
+/// Calls the handler and logs the response.
 pub async fn respond<B, F>(
-    state: &AppState,
-    mut request: Request<B>,
-    handler: impl FnOnce(Request<B>) -> F,
+    state: &Arc<AppState>,
+    request: Request<B>,
+    handler: impl FnOnce(Arc<AppState>, Request<B>, RequestContext) -> F,
 ) -> Response
 where
-    B: HttpBody,
-    F: Future<Output = Result<Response, Infallible>>,
+    B: Body<Data = Bytes>,
+    F: Future<Output = Handled>,
 {
-    let entry = access_log::Entry::start(&mut request);
-    let result = AssertUnwindSafe(handler(request)).catch_unwind().await;
-    let mut response = match result {
-        Ok(Ok(response)) => response,
-        Ok(Err(never)) => match never {},
-        Err(panic) => {
-            ApiError::with_cause(ErrorKind::Internal, panic_message(&*panic)).into_response()
-        }
+    let entry = access_log::Entry::start(&request);
+    let context = RequestContext {
+        token_name: None,
+        is_body_read: request.body().is_end_stream(),
+    };
+    let handled = AssertUnwindSafe(handler(Arc::clone(state), request, context.clone()));
+    let handled = handled.catch_unwind().await;
+    let Handled { result, context } = handled.unwrap_or_else(|panic| Handled {
+        result: Err(ApiError::with_cause(
+            ErrorKind::Internal,
+            panic_message(&*panic),
+        )),
+        context,
+    });
+    let (mut response, error) = match result {
+        Ok(response) => (response, None),
+        Err(error) => (error.response(), Some(error)),
     };
     // The rest of a body that was not read would be taken for the next request.
-    if state.shutdown.is_draining() || !entry.is_body_read() {
+    if state.shutdown.is_draining() || !context.is_body_read {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
     }
-    entry.finish(&mut response, &state.metrics);
+    entry.finish(&mut response, error.as_ref(), &context, &state.metrics);
     response
 }
 

@@ -1,92 +1,98 @@
 //! `POST /plants`: reads the body within its limits, decodes the plant, hands it to the writer and responds.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::body::{Body, HttpBody};
-use axum::extract::{FromRequest, Request, State};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue};
-use axum::response::{IntoResponse, Response};
-use http_body_util::BodyExt;
+use futures_util::FutureExt;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Bytes};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use hyper::{HeaderMap, Request};
 use tokio::time::{sleep, timeout};
 
-use crate::http::AppState;
-use crate::http::access_log::RequestContext;
-use crate::http::auth::Caller;
-use crate::http::error::{ApiError, ErrorKind};
+use crate::http::auth::authenticate;
+use crate::http::error::{ApiError, ErrorKind, JSON};
+use crate::http::{AppState, RequestContext, Response};
 use crate::plant::{NewPlant, Plant};
 use crate::shutdown::Phase;
+use crate::store::TokenId;
 
 /// The timeout of a body that is arriving when the server starts to drain.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
-/// Extractors run in order: without a valid token the body is not read.
-pub(super) async fn create_plant(
-    State(state): State<Arc<AppState>>,
-    caller: Caller,
-    JsonBody(body): JsonBody,
-) -> Result<PlantResponse, ApiError> {
-    let plant = NewPlant::from_json(&body)?;
-    drop(body); // not needed while the plant waits for its commit
-    Ok(PlantResponse(state.writer.add(plant, caller.token).await?))
+pub(super) async fn create_plant<B>(
+    state: &AppState,
+    request: Request<B>,
+    context: &mut RequestContext,
+) -> Result<Response, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let (token, plant) = read_plant(state, request, context).await?;
+    let plant = state.writer.add(plant, token).await?;
+    Ok(plant_response(&plant))
+}
+
+/// Without a valid token the body is not read.
+pub async fn read_plant<B>(
+    state: &AppState,
+    request: Request<B>,
+    context: &mut RequestContext,
+) -> Result<(TokenId, NewPlant), ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let token = authenticate(state, request.headers(), context).await?;
+    check_media_type(request.headers())?;
+    let body = read_body(state, request.into_body()).await?;
+    context.is_body_read = true;
+    Ok((token, NewPlant::from_json(&body)?))
 }
 
 /// The 200: the plant is durable.
-pub struct PlantResponse(pub Plant);
+pub fn plant_response(plant: &Plant) -> Response {
+    let body = serde_json::to_vec(plant).expect("two strings can be written as JSON");
+    let mut response = Response::new(Full::from(body));
+    response.headers_mut().insert(CONTENT_TYPE, JSON);
+    response
+}
 
-impl IntoResponse for PlantResponse {
-    fn into_response(self) -> Response {
-        let body = serde_json::to_vec(&self.0).expect("two strings can be written as JSON");
-        let mut response = Body::from(body).into_response();
-        let json = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(CONTENT_TYPE, json);
-        response
+async fn read_body<B>(state: &AppState, body: B) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    if body.size_hint().lower() > state.body_bytes_max as u64 {
+        return Err(too_large(state.body_bytes_max));
+    }
+    let mut read = std::pin::pin!(read_frames(body, state.body_bytes_max));
+    // Most bodies have arrived already, and need no timers.
+    if let Some(body) = read.as_mut().now_or_never() {
+        return body;
+    }
+    let drained = async {
+        state.shutdown.reached(Phase::Draining).await;
+        sleep(DRAIN_GRACE).await;
+    };
+    tokio::select! {
+        body = timeout(state.body_timeout, read) => body.unwrap_or_else(|_| Err(ApiError::new(
+            ErrorKind::RequestTimeout,
+            format!(
+                "The body did not arrive within {} s; send the request again.",
+                state.body_timeout.as_secs_f64()
+            ),
+        ))),
+        () = drained => Err(ApiError::new(
+            ErrorKind::RequestTimeout,
+            "The body did not arrive before the service was shut down; send the request again.",
+        )),
     }
 }
 
-/// A body with the media type of JSON, within the limits.
-pub struct JsonBody(pub Vec<u8>);
-
-impl FromRequest<Arc<AppState>> for JsonBody {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, state: &Arc<AppState>) -> Result<Self, ApiError> {
-        check_media_type(request.headers())?;
-        if request.body().size_hint().lower() > state.body_bytes_max as u64 {
-            return Err(too_large(state.body_bytes_max));
-        }
-        let context = request.extensions().get::<Arc<RequestContext>>().cloned();
-        let body = read(request.into_body(), state.body_bytes_max);
-        let drained = async {
-            state.shutdown.reached(Phase::Draining).await;
-            sleep(DRAIN_GRACE).await;
-        };
-        let body = tokio::select! {
-            // Most bodies have arrived already.
-            biased;
-            body = timeout(state.body_timeout, body) => body.unwrap_or_else(|_| Err(ApiError::new(
-                ErrorKind::RequestTimeout,
-                format!(
-                    "The body did not arrive within {} s; send the request again.",
-                    state.body_timeout.as_secs_f64()
-                ),
-            ))),
-            () = drained => Err(ApiError::new(
-                ErrorKind::RequestTimeout,
-                "The body did not arrive before the service was shut down; send the request again.",
-            )),
-        };
-        if let (Ok(_), Some(context)) = (&body, context) {
-            context.is_body_read.store(true, Ordering::Relaxed);
-        }
-        body.map(Self)
-    }
-}
-
-/// Copies the body into one buffer: each of many small frames would keep a whole read buffer of the connection alive.
-async fn read(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, ApiError> {
+/// A body of several frames is copied into one buffer: each of many small frames would keep a whole read buffer of the
+/// connection alive.
+async fn read_frames<B>(mut body: B, bytes_max: usize) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
@@ -95,14 +101,18 @@ async fn read(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, ApiError> {
                 "The body ended early or its chunks are malformed; send the complete request again.",
             )
         })?;
-        if let Ok(data) = frame.into_data() {
-            if whole.len() + data.len() > bytes_max {
-                return Err(too_large(bytes_max));
-            }
-            whole.extend_from_slice(&data);
+        let Ok(data) = frame.into_data() else {
+            continue; // trailers
+        };
+        if whole.len() + data.len() > bytes_max {
+            return Err(too_large(bytes_max));
         }
+        if whole.is_empty() && body.is_end_stream() {
+            return Ok(data);
+        }
+        whole.extend_from_slice(&data);
     }
-    Ok(whole)
+    Ok(whole.into())
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {

@@ -1,18 +1,15 @@
 //! The OpenAPI description as YAML and JSON, and the docs page, which `build.rs` generates from it. They are compiled in
 //! and need no token; the page loads nothing from other hosts.
 
-use std::sync::Arc;
-
-use axum::Router;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LOCATION,
-    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+use http_body_util::Full;
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH,
+    LOCATION, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use hyper::{HeaderMap, Method, StatusCode};
 
-use crate::http::AppState;
+use crate::http::Response;
+use crate::http::error::{ApiError, ErrorKind};
 
 pub const OPENAPI_YAML: &str = include_str!("../../openapi.yaml");
 
@@ -34,35 +31,60 @@ const DOCUMENTS: [(&str, &str, &str); 6] = [
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(super) fn routes() -> Router<Arc<AppState>> {
-    // The locations are relative, as all links of the page are: a reverse proxy may have added a prefix.
-    let redirect =
-        |location| get(async move || (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, location)]));
-    let mut routes = Router::new()
-        .route("/", redirect("docs"))
-        .route("/docs/", redirect("../docs"));
-    for (path, media_type, text) in DOCUMENTS {
-        let etag = format!("\"{:08x}\"", crc32fast::hash(text.as_bytes()));
-        let document = async move |request: HeaderMap| response(media_type, text, &etag, &request);
-        routes = routes.route(path, get(document));
+/// Locations are relative, as all links of the page are: a reverse proxy may have added a prefix.
+const REDIRECTS: [(&str, &str); 2] = [("/", "docs"), ("/docs/", "../docs")];
+
+pub(super) fn respond(
+    method: &Method,
+    path: &str,
+    request: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let document = DOCUMENTS.iter().find(|(at, ..)| *at == path);
+    let redirect = REDIRECTS.iter().find(|(at, _)| *at == path);
+    if document.is_none() && redirect.is_none() {
+        return Err(ErrorKind::NotFound.into());
     }
-    routes
+    if ![Method::GET, Method::HEAD].contains(method) {
+        return Err(ApiError::method_not_allowed("GET,HEAD"));
+    }
+    let mut response = Response::default();
+    if let Some((_, location)) = redirect {
+        *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
+        let location = HeaderValue::from_static(location);
+        response.headers_mut().insert(LOCATION, location);
+    }
+    if let Some((_, media_type, text)) = document {
+        respond_with(&mut response, media_type, text, request);
+    }
+    Ok(response)
 }
 
 /// 200 or 304. Browsers revalidate each time, so that they never combine the page of one version with the script of
 /// another.
-fn response(media_type: &str, text: &'static str, etag: &str, request: &HeaderMap) -> Response {
-    let headers = [
-        (ETAG, etag),
+fn respond_with(
+    response: &mut Response,
+    media_type: &'static str,
+    text: &'static str,
+    request: &HeaderMap,
+) {
+    let etag = format!("\"{:08x}\"", crc32fast::hash(text.as_bytes()));
+    let headers = response.headers_mut();
+    for (name, value) in [
         (CACHE_CONTROL, "no-cache"),
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-    ];
-    if is_cached(etag, request) {
-        return (StatusCode::NOT_MODIFIED, headers).into_response();
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
     }
-    (headers, [(CONTENT_TYPE, media_type)], text).into_response()
+    let value = HeaderValue::from_str(&etag).expect("hexadecimal digits are a header value");
+    headers.insert(ETAG, value);
+    if is_cached(&etag, request) {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+    } else {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+        *response.body_mut() = Full::from(text);
+    }
 }
 
 /// A proxy that compresses turns the tag into a weak one.

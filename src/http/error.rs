@@ -3,16 +3,18 @@
 
 use std::borrow::Cow;
 
-use axum::Extension;
-use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use axum::response::{IntoResponse, Response};
+use http_body_util::Full;
+use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::{HeaderMap, StatusCode};
 use serde_json::json;
 
 use crate::auth::AuthError;
+use crate::http::Response;
 use crate::plant::Invalid;
 use crate::store::Failure;
 use crate::writer::AddError;
+
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 macro_rules! catalogue {
     ($($kind:ident = $code:literal, $when:literal, $message:literal;)+) => {
@@ -118,12 +120,13 @@ impl ErrorKind {
     }
 }
 
-/// An error response; also an extension of it, for the access log.
-#[derive(Debug, Clone)]
+/// An error response.
+#[derive(Debug)]
 pub struct ApiError {
     pub(super) kind: ErrorKind,
     message: Cow<'static, str>,
     retry_after_s: Option<u64>,
+    allow: Option<&'static str>,
     /// For the log only.
     pub(super) cause: Option<String>,
 }
@@ -135,7 +138,15 @@ impl ApiError {
             kind,
             message: message.into(),
             retry_after_s,
+            allow: None,
             cause: None,
+        }
+    }
+
+    pub(super) fn method_not_allowed(allow: &'static str) -> Self {
+        Self {
+            allow: Some(allow),
+            ..ErrorKind::MethodNotAllowed.into()
         }
     }
 
@@ -149,12 +160,15 @@ impl ApiError {
     /// The headers of the response, except for its length.
     pub(super) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CONTENT_TYPE, JSON);
         if let Some(challenge) = self.kind.challenge() {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
         }
         if self.kind.closes_connection() {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -166,12 +180,12 @@ impl ApiError {
         let body = json!({ "error": self.kind.code(), "message": self.message });
         body.to_string().into_bytes()
     }
-}
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let response = (self.kind.status(), self.headers(), self.body());
-        (Extension(self), response).into_response()
+    pub(super) fn response(&self) -> Response {
+        let mut response = Response::new(Full::from(self.body()));
+        *response.status_mut() = self.kind.status();
+        *response.headers_mut() = self.headers();
+        response
     }
 }
 

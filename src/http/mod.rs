@@ -1,5 +1,5 @@
-//! The public interface: the route table and the state of its handlers. A request passes through `stream` (below hyper),
-//! `connection`, `access_log`, this table, `auth` and `create_plant`; every failure becomes an `ApiError` of `error`.
+//! The public interface: routing, and the state of the handlers. A request passes through `stream` (below hyper), `connection`,
+//! `access_log`, the routing here, `auth` and `create_plant`; every failure becomes an `ApiError` of `error`.
 
 mod access_log;
 mod auth;
@@ -12,23 +12,25 @@ pub(crate) mod stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::routing::post;
+use http_body_util::Full;
+use hyper::body::{Body, Bytes};
+use hyper::{Method, Request};
 
 pub(crate) use access_log::{log_suppressed, report_suppressed_lines};
-pub use auth::Caller;
-pub use create_plant::{JsonBody, PlantResponse};
+pub use create_plant::{plant_response, read_plant};
 
-use crate::auth::TokenCache;
+use crate::auth::RuntimeTokens;
 use crate::metrics::HttpMetrics;
 use crate::shutdown::Shutdown;
 use crate::writer::Writer;
-use error::{ApiError, ErrorKind};
+use error::ApiError;
+
+pub type Response = hyper::Response<Full<Bytes>>;
 
 /// What the connections and handlers of one runtime share.
 pub struct AppState {
     pub writer: Writer,
-    pub tokens: Arc<TokenCache>,
+    pub tokens: RuntimeTokens,
     pub metrics: Arc<HttpMetrics>,
     pub shutdown: Shutdown,
     /// For the request line and headers, from their first byte or from the start of the connection.
@@ -40,16 +42,35 @@ pub struct AppState {
     pub idle_timeout: Duration,
 }
 
-pub(crate) fn router(state: Arc<AppState>) -> Router {
-    let routes = Router::new().route("/plants", post(create_plant::create_plant));
-    let routes = routes.merge(docs::routes());
-    with_fallbacks(routes, state)
+/// What is known of a request besides its response, for the access log and for keeping the connection open.
+#[derive(Clone, Default)]
+pub struct RequestContext {
+    pub token_name: Option<Arc<str>>,
+    /// Also if there is no body.
+    pub is_body_read: bool,
 }
 
-/// Adds the state and the responses to unknown paths and methods. Benchmarks and tests use it with routes of their own.
-pub fn with_fallbacks(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
-    routes
-        .fallback(async || ApiError::from(ErrorKind::NotFound))
-        .method_not_allowed_fallback(async || ApiError::from(ErrorKind::MethodNotAllowed))
-        .with_state(state)
+/// What a handler returns. It owns its arguments, so that it can be a plain function pointer.
+pub struct Handled {
+    pub result: Result<Response, ApiError>,
+    pub context: RequestContext,
+}
+
+/// Routes a request to its handler. Two places to go do not need a router.
+pub(crate) async fn handle<B>(
+    state: Arc<AppState>,
+    request: Request<B>,
+    mut context: RequestContext,
+) -> Handled
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let result = match (request.uri().path(), request.method()) {
+        ("/plants", &Method::POST) => {
+            create_plant::create_plant(&state, request, &mut context).await
+        }
+        ("/plants", _) => Err(ApiError::method_not_allowed("POST")),
+        (path, method) => docs::respond(method, path, request.headers()),
+    };
+    Handled { result, context }
 }

@@ -3,20 +3,22 @@
 //! lines that do not fit are dropped and counted. `tracing-appender` wakes its thread for every line, which cost a quarter
 //! of the throughput.
 
-mod json;
+mod line;
 mod line_limit;
 
 use std::io::{self, IsTerminal, Write};
 use std::panic;
-use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tracing_subscriber::filter::LevelFilter;
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
-use json::Json;
+pub(crate) use line::Line;
 pub(crate) use line_limit::LineLimit;
 
 const BUFFER_BYTES_MAX: usize = 1 << 20;
@@ -27,29 +29,64 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the end of the process waits for standard error to take what is buffered.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
+static OUTPUT: OnceLock<Output> = OnceLock::new();
+
+struct Output {
+    is_json: bool,
+    buffer: Buffer,
+}
+
 /// Flushes and ends the log when it is dropped.
 pub struct Guard {
-    buffer: Arc<Buffer>,
+    output: &'static Output,
     flushed: Receiver<()>,
 }
 
-/// Starts logging to standard error.
+/// Starts logging to standard error. To be called once.
 pub fn start(level: LevelFilter) -> Guard {
-    let buffer = Arc::new(Buffer::default());
-    let for_thread = Arc::clone(&buffer);
-    let flushed = in_background(move || for_thread.flush_to(&mut io::stderr()));
-    let format = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(Arc::clone(&buffer));
-    if io::stderr().is_terminal() {
-        format.with_target(false).init();
-    } else {
-        format.event_format(Json).init();
-    }
+    let output = OUTPUT.get_or_init(|| Output {
+        is_json: !io::stderr().is_terminal(),
+        buffer: Buffer::default(),
+    });
+    let flushed = in_background(move || output.buffer.flush_to(&mut io::stderr()));
+    let _ = tracing::subscriber::set_global_default(Log(level));
     panic::set_hook(Box::new(
         |panic| tracing::error!(%panic, "a thread panicked"),
     ));
-    Guard { buffer, flushed }
+    Guard { output, flushed }
+}
+
+/// Writes events as lines. There are no spans.
+struct Log(LevelFilter);
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.0
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.0)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let metadata = event.metadata();
+        if let Some(mut line) = Line::without_message(*metadata.level(), metadata.target()) {
+            event.record(&mut line);
+            line.write();
+        }
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }
 
 /// True for characters that a terminal or a viewer acts on instead of showing them: control characters, direction marks,
@@ -84,8 +121,9 @@ fn in_background(work: impl FnOnce() + Send + 'static) -> Receiver<()> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.buffer.state.lock().is_closed = true;
-        self.buffer.changed.notify_one();
+        let buffer = &self.output.buffer;
+        buffer.state.lock().is_closed = true;
+        buffer.changed.notify_one();
         let _ = self.flushed.recv_timeout(FINAL_FLUSH_TIMEOUT);
     }
 }
@@ -132,15 +170,12 @@ impl Buffer {
             }
         }
     }
-}
 
-/// The formatter writes each line with one call.
-impl Write for &Buffer {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+    fn push(&self, line: &[u8]) {
         let mut state = self.state.lock();
         if state.lines.len() + line.len() > BUFFER_BYTES_MAX {
             state.dropped += 1;
-            return Ok(line.len());
+            return;
         }
         let is_first = state.lines.is_empty();
         state.lines.extend_from_slice(line);
@@ -148,11 +183,6 @@ impl Write for &Buffer {
         if is_first {
             self.changed.notify_one();
         }
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -164,7 +194,7 @@ mod tests {
     fn a_log_that_is_not_read_is_bounded_and_does_not_block() {
         let buffer = Buffer::default();
         for _ in 0..BUFFER_BYTES_MAX {
-            (&buffer).write_all(b"{}\n").expect("writing never fails");
+            buffer.push(b"{}\n");
         }
         let state = buffer.state.lock();
         assert!(state.lines.len() <= BUFFER_BYTES_MAX);
@@ -174,9 +204,7 @@ mod tests {
     #[test]
     fn lines_that_were_logged_before_the_end_are_written() {
         let buffer = Buffer::default();
-        (&buffer)
-            .write_all(b"a line\n")
-            .expect("writing never fails");
+        buffer.push(b"a line\n");
         buffer.state.lock().is_closed = true;
         let mut output = Vec::new();
         buffer.flush_to(&mut output);

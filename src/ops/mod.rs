@@ -5,12 +5,10 @@ mod prometheus;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::State;
-use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Response, StatusCode};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -57,19 +55,43 @@ impl Ops {
         let _ = self.health_check.set(health_check);
     }
 
-    pub(crate) fn router(self: Arc<Self>) -> Router {
-        Router::new()
-            .route("/healthz", get(async || text(StatusCode::OK, "alive\n")))
-            .route("/readyz", get(readyz))
-            .route("/metrics", get(metrics))
-            .fallback(async || {
-                let message = "Not found; the paths are /healthz, /readyz and /metrics.\n";
-                text(StatusCode::NOT_FOUND, message)
-            })
-            .method_not_allowed_fallback(async || {
-                text(StatusCode::METHOD_NOT_ALLOWED, "Use GET.\n")
-            })
-            .with_state(self)
+    pub(crate) async fn respond(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+        let is_known = ["/healthz", "/readyz", "/metrics"].contains(&path);
+        if is_known && ![Method::GET, Method::HEAD].contains(method) {
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "Use GET.\n");
+            let allowed = HeaderValue::from_static("GET,HEAD");
+            response.headers_mut().insert(ALLOW, allowed);
+            return response;
+        }
+        match path {
+            "/healthz" => text(StatusCode::OK, "alive\n"),
+            "/readyz" => self.readyz().await,
+            "/metrics" => self.metrics().await,
+            _ => text(
+                StatusCode::NOT_FOUND,
+                "Not found; the paths are /healthz, /readyz and /metrics.\n",
+            ),
+        }
+    }
+
+    async fn readyz(&self) -> Response<Full<Bytes>> {
+        let reason = match self.serving() {
+            Ok(store) => match store.check().await {
+                Ok(()) => return text(StatusCode::OK, "ready\n"),
+                Err(reason) => reason.to_string(),
+            },
+            Err(reason) => reason.to_owned(),
+        };
+        let reason = format!("not ready: {reason}\n");
+        text(StatusCode::SERVICE_UNAVAILABLE, reason)
+    }
+
+    async fn metrics(&self) -> Response<Full<Bytes>> {
+        let system = self.read_system().await.unwrap_or_default();
+        let mut response = text(StatusCode::OK, prometheus::exposition(self, &system));
+        let media_type = HeaderValue::from_static(PROMETHEUS_TEXT);
+        response.headers_mut().insert(CONTENT_TYPE, media_type);
+        response
     }
 
     /// The health check of the store, or why adds are not accepted.
@@ -93,25 +115,12 @@ impl Ops {
     }
 }
 
-async fn readyz(State(ops): State<Arc<Ops>>) -> Response {
-    let reason = match ops.serving() {
-        Ok(store) => match store.check().await {
-            Ok(()) => return text(StatusCode::OK, "ready\n"),
-            Err(reason) => reason.to_string(),
-        },
-        Err(reason) => reason.to_owned(),
-    };
-    let reason = format!("not ready: {reason}\n");
-    text(StatusCode::SERVICE_UNAVAILABLE, reason)
-}
-
-async fn metrics(State(ops): State<Arc<Ops>>) -> Response {
-    let system = ops.read_system().await.unwrap_or_default();
-    let text = prometheus::exposition(&ops, &system);
-    ([(CONTENT_TYPE, PROMETHEUS_TEXT)], text).into_response()
-}
-
-fn text(status: StatusCode, text: impl Into<String>) -> Response {
-    let headers = [(CONTENT_TYPE, TEXT), (CACHE_CONTROL, "no-store")];
-    (status, headers, text.into()).into_response()
+fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = status;
+    for (name, value) in [(CONTENT_TYPE, TEXT), (CACHE_CONTROL, "no-store")] {
+        let value = HeaderValue::from_static(value);
+        response.headers_mut().insert(name, value);
+    }
+    response
 }

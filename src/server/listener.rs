@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::auth::TokenCache;
+use crate::auth::{RuntimeTokens, TokenCache};
 use crate::config::Settings;
 use crate::http::{self, AppState};
 use crate::logging::LineLimit;
@@ -40,7 +40,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    /// Starts the runtimes, each with a router of its own. They own the last clones of the writer.
+    /// Starts the runtimes, each with a state of its own. They own the last clones of the writer.
     pub(super) fn new(
         settings: &Settings,
         writer: Writer,
@@ -50,18 +50,15 @@ impl Connections {
     ) -> anyhow::Result<Self> {
         let timeout = settings.store_timeout;
         let tokens = TokenCache::new(token_store, writer.clone(), Arc::clone(&metrics), timeout);
-        let runtimes = Runtimes::start(|| {
-            let state = Arc::new(AppState {
-                writer: writer.for_this_runtime(),
-                tokens: Arc::clone(&tokens),
-                metrics: metrics.for_runtime(),
-                header_timeout: settings.header_timeout,
-                body_bytes_max: settings.body.max_body_bytes,
-                body_timeout: settings.body_timeout,
-                idle_timeout: settings.idle_timeout,
-                shutdown: shutdown.clone(),
-            });
-            (http::router(Arc::clone(&state)), state)
+        let runtimes = Runtimes::start(|| AppState {
+            writer: writer.for_this_runtime(),
+            tokens: RuntimeTokens::new(&tokens),
+            metrics: metrics.for_runtime(),
+            header_timeout: settings.header_timeout,
+            body_bytes_max: settings.body.max_body_bytes,
+            body_timeout: settings.body_timeout,
+            idle_timeout: settings.idle_timeout,
+            shutdown: shutdown.clone(),
         })?;
         drop(writer);
         Ok(Self {
@@ -107,7 +104,8 @@ impl Connections {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let held = (permit, self.metrics.connection());
-        self.runtimes.serve(stream, &mut self.tasks, held);
+        self.runtimes
+            .serve(stream, http::handle, &mut self.tasks, held);
     }
 
     /// From now on every response asks to close its connection, and the service is not ready.

@@ -179,8 +179,7 @@ fn start_ops(
     );
     let socket = bind(address, "--ops-listen")?;
     let (listener, address) = listen(socket, address, "--ops-listen")?;
-    ops_listener::start(listener, Arc::clone(ops).router())
-        .context("cannot start the private listener")?;
+    ops_listener::start(listener, Arc::clone(ops)).context("cannot start the private listener")?;
     Ok(address)
 }
 

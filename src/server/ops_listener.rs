@@ -3,24 +3,24 @@
 //! is closed, so that idle connections cannot block a probe.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use axum::Router;
-use axum::http::Request;
+use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
+use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::timeout;
 
+use crate::ops::Ops;
 use crate::server::listener::accept;
 
 pub(super) const CONNECTIONS_MAX: usize = 32;
@@ -34,20 +34,20 @@ struct Connection {
 }
 
 /// Starts the thread, which runs until the process ends.
-pub(super) fn start(listener: TcpListener, router: Router) -> io::Result<()> {
+pub(super) fn start(listener: TcpListener, ops: Arc<Ops>) -> io::Result<()> {
     let listener = listener.into_std()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let serve = move || {
         runtime.block_on(async {
             let listener = TcpListener::from_std(listener)?;
-            serve(listener, router).await
+            serve(listener, ops).await
         })
     };
     let thread = thread::Builder::new().name("ops".to_owned());
     thread.spawn(serve).map(drop)
 }
 
-async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
+async fn serve(listener: TcpListener, ops: Arc<Ops>) -> io::Result<()> {
     let mut open = VecDeque::<Connection>::new();
     loop {
         let accepted = accept(&listener, "private").await;
@@ -58,7 +58,7 @@ async fn serve(listener: TcpListener, router: Router) -> io::Result<()> {
         }
         if let Some(stream) = accepted {
             let has_request = Arc::new(AtomicBool::new(false));
-            let task = serve_connection(stream, router.clone(), Arc::clone(&has_request));
+            let task = serve_connection(stream, Arc::clone(&ops), Arc::clone(&has_request));
             let task = tokio::spawn(task).abort_handle();
             open.push_back(Connection { task, has_request });
         }
@@ -75,11 +75,10 @@ fn evict(open: &mut VecDeque<Connection>) {
     }
 }
 
-async fn serve_connection(stream: TcpStream, router: Router, has_request: Arc<AtomicBool>) {
-    let router = TowerToHyperService::new(router);
-    let service = service_fn(|request: Request<Incoming>| {
+async fn serve_connection(stream: TcpStream, ops: Arc<Ops>, has_request: Arc<AtomicBool>) {
+    let service = service_fn(async |request: Request<Incoming>| {
         has_request.store(true, Ordering::Relaxed);
-        router.call(request)
+        Ok::<_, Infallible>(ops.respond(request.method(), request.uri().path()).await)
     });
     let connection = http1::Builder::new()
         .keep_alive(false)

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context;
-use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use crate::http::{AppState, connection};
+use crate::http::{AppState, Handled, RequestContext, connection};
 
 /// The threads end when this is dropped.
 pub struct Runtimes(Vec<Runtime>);
 
 struct Runtime {
     handle: Handle,
-    router: Router,
     state: Arc<AppState>,
     /// One clone per connection.
     connections: Arc<()>,
@@ -26,23 +26,31 @@ struct Runtime {
 }
 
 impl Runtimes {
-    /// Starts one per core, each with a router and a state of its own; `make` is called within each runtime.
-    pub fn start(make: impl Fn() -> (Router, Arc<AppState>)) -> anyhow::Result<Self> {
+    /// Starts one per core, each with a state of its own; `make_state` is called within each runtime.
+    pub fn start(make_state: impl Fn() -> AppState) -> anyhow::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let runtimes = (0..cores).map(|_| Runtime::start(&make));
+        let runtimes = (0..cores).map(|_| Runtime::start(&make_state));
         runtimes.collect::<Result<_, _>>().map(Self)
     }
 
     /// Serves a connection on the runtime that has the fewest. `held` is dropped at its end.
-    pub fn serve(&self, stream: TcpStream, tasks: &mut JoinSet<()>, held: impl Send + 'static) {
+    pub fn serve<F>(
+        &self,
+        stream: TcpStream,
+        handler: fn(Arc<AppState>, Request<Incoming>, RequestContext) -> F,
+        tasks: &mut JoinSet<()>,
+        held: impl Send + 'static,
+    ) where
+        F: Future<Output = Handled> + Send + 'static,
+    {
         let runtimes = self.0.iter();
         let least_loaded = runtimes.min_by_key(|runtime| Arc::strong_count(&runtime.connections));
         let runtime = least_loaded.expect("there is a core");
-        let (router, state) = (runtime.router.clone(), Arc::clone(&runtime.state));
+        let state = Arc::clone(&runtime.state);
         let held = (Arc::clone(&runtime.connections), held);
         let task = async move {
             match tokio::net::TcpStream::from_std(stream) {
-                Ok(stream) => connection::serve(stream, router, state).await,
+                Ok(stream) => connection::serve(stream, state, handler).await,
                 Err(error) => tracing::warn!(%error, "cannot serve a connection"),
             }
             drop(held);
@@ -52,13 +60,13 @@ impl Runtimes {
 }
 
 impl Runtime {
-    fn start(make: impl Fn() -> (Router, Arc<AppState>)) -> anyhow::Result<Self> {
+    fn start(make_state: impl Fn() -> AppState) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start a runtime")?;
         let handle = runtime.handle().clone();
-        let (router, state) = {
+        let state = {
             let _guard = handle.enter();
-            make()
+            Arc::new(make_state())
         };
         let (end, ended) = oneshot::channel();
         thread::Builder::new()
@@ -71,7 +79,6 @@ impl Runtime {
             .context("cannot start a thread")?;
         Ok(Self {
             handle,
-            router,
             state,
             connections: Arc::new(()),
             _end: end,

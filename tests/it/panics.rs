@@ -3,22 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::routing::get;
+use hyper::Request;
+use hyper::body::Incoming;
 use plantstore::{
-    AppState, Metrics, Mode, Shutdown, Store, TokenCache, Writer, serve_connection, with_fallbacks,
+    AppState, ErrorKind, Handled, Metrics, Mode, RequestContext, RuntimeTokens, Shutdown, Store,
+    TokenCache, Writer, serve_connection,
 };
 use tokio::net::TcpListener;
 
 use crate::harness::{Client, directory};
 
-async fn panics() {
-    panic!("deliberate");
+async fn panics(_: Arc<AppState>, request: Request<Incoming>, context: RequestContext) -> Handled {
+    assert_ne!(request.uri().path(), "/panic", "deliberate");
+    Handled {
+        result: Err(ErrorKind::NotFound.into()),
+        context,
+    }
 }
 
 #[test]
 fn a_panic_is_50000_and_the_next_request_is_served() {
-    // No request makes the service panic, so this test adds a route that does.
+    // No request makes the service panic, so this test has a handler that does.
     let directory = directory();
     let location = format!(
         "sqlite:{}",
@@ -31,8 +36,9 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let _here = runtime.enter();
     let metrics = Arc::new(Metrics::new([50000, 40400].into_iter()));
     let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout, Arc::clone(&metrics));
+    let tokens = TokenCache::new(open(), writer.clone(), Arc::clone(&metrics), timeout);
     let state = Arc::new(AppState {
-        tokens: TokenCache::new(open(), writer.clone(), Arc::clone(&metrics), timeout),
+        tokens: RuntimeTokens::new(&tokens),
         writer,
         metrics: metrics.for_runtime(),
         header_timeout: timeout,
@@ -41,17 +47,13 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
         idle_timeout: timeout,
         shutdown: Shutdown::default(),
     });
-    let router = with_fallbacks(
-        Router::new().route("/panic", get(panics)),
-        Arc::clone(&state),
-    );
     let listener = runtime
         .block_on(TcpListener::bind("127.0.0.1:0"))
         .expect("a port");
     let address = listener.local_addr().expect("an address");
     runtime.spawn(async move {
         let (stream, _) = listener.accept().await.expect("a connection");
-        serve_connection(stream, router, state).await;
+        serve_connection(stream, state, panics).await;
     });
 
     let mut client = Client::connect(address);
