@@ -18,7 +18,7 @@ use crate::writer::{AddError, Writer};
 /// How long a cached record is used before it is read again.
 const CACHE_TTL: Duration = Duration::from_millis(500);
 
-/// The most credentials that a runtime remembers.
+/// The most tokens that a runtime remembers.
 const RUNTIME_ENTRIES_MAX: usize = 4096;
 
 /// Why a token does not authorise a request.
@@ -50,12 +50,12 @@ pub struct TokenCache {
     read_timeout: Duration,
 }
 
-/// The tokens that one runtime has seen, by the credentials of a request: most requests are authorised without computing a
-/// digest and without memory that other cores use. A map with a random key compares credentials only if their hashes are
-/// equal, so the response time reveals nothing about the tokens in it.
+/// The tokens that one runtime has seen, by the value of the `Authorization` header: most requests are authorised without
+/// computing a digest and without memory that other cores use. The map hashes with a random key and compares values only if
+/// their hashes are equal, so the response time reveals nothing about the tokens in it.
 pub struct RuntimeTokens {
     cache: Arc<TokenCache>,
-    entries: parking_lot::Mutex<HashMap<Box<str>, RuntimeToken>>,
+    entries: parking_lot::Mutex<HashMap<Box<[u8]>, RuntimeToken>>,
 }
 
 struct RuntimeToken {
@@ -72,23 +72,32 @@ impl RuntimeTokens {
         }
     }
 
-    /// Checks that the token is valid and counts one request against its rate limit. Sets the name if the token is known, valid
+    /// Authorises a request by the value of its `Authorization` header, if that was used less than half a second ago. Sets the name of the token, valid
     /// or not.
-    pub(crate) async fn authorize(
+    pub(crate) fn cached(
         &self,
-        credentials: &str,
+        authorization: &[u8],
+        metrics: &HttpMetrics,
+        token_name: &mut Option<Arc<str>>,
+    ) -> Option<Result<TokenId, AuthError>> {
+        let entries = self.entries.lock();
+        let entry = entries.get(authorization)?;
+        entry.token.is_fresh().then(|| {
+            metrics.token_cache_hits.add(1);
+            *token_name = Some(Arc::clone(&entry.name));
+            entry.token.authorize()
+        })
+    }
+
+    /// Authorises a request by the token in its `Authorization` header.
+    pub(crate) async fn look_up(
+        &self,
+        authorization: &[u8],
+        token: &Token,
         metrics: &HttpMetrics,
         token_name: &mut Option<Arc<str>>,
     ) -> Result<TokenId, AuthError> {
-        if let Some(entry) = self.entries.lock().get(credentials)
-            && entry.token.is_fresh()
-        {
-            metrics.token_cache_hits.add(1);
-            *token_name = Some(Arc::clone(&entry.name));
-            return entry.token.authorize();
-        }
-        let token = Token::parse(credentials).ok_or(AuthError::UnknownToken)?;
-        let token = self.cache.look_up(&token, metrics).await?;
+        let token = self.cache.look_up(token, metrics).await?;
         let name: Arc<str> = (*token.record.name).into();
         *token_name = Some(Arc::clone(&name));
         let authorized = token.authorize();
@@ -96,7 +105,7 @@ impl RuntimeTokens {
         if entries.len() >= RUNTIME_ENTRIES_MAX {
             entries.clear();
         }
-        entries.insert(credentials.into(), RuntimeToken { name, token });
+        entries.insert(authorization.into(), RuntimeToken { name, token });
         authorized
     }
 }

@@ -6,6 +6,7 @@ use hyper::{HeaderMap, header::HeaderValue};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::{AppState, RequestContext};
 use crate::store::TokenId;
+use crate::token::Token;
 
 pub async fn authenticate(
     state: &AppState,
@@ -20,12 +21,14 @@ pub async fn authenticate(
             "The Authorization header is given more than once; send one.",
         ));
     }
-    let credentials = bearer_credentials(value)?;
-    let token_name = &mut context.token_name;
-    let authorized = state
-        .tokens
-        .authorize(credentials, &state.metrics, token_name);
-    Ok(authorized.await?)
+    let (tokens, metrics, name) = (&state.tokens, &state.metrics, &mut context.token_name);
+    let authorization = value.as_bytes();
+    if let Some(authorized) = tokens.cached(authorization, metrics, name) {
+        return Ok(authorized?);
+    }
+    let token = Token::parse(bearer_credentials(value)?).ok_or(ErrorKind::UnknownToken)?;
+    let authorized = tokens.look_up(authorization, &token, metrics, name).await;
+    Ok(authorized?)
 }
 
 fn bearer_credentials(value: &HeaderValue) -> Result<&str, ErrorKind> {

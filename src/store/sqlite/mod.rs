@@ -168,25 +168,7 @@ impl Sqlite {
             // The WAL has started from its beginning: the identity of the store is written to it.
             transaction.execute("UPDATE store SET wal_cycle = wal_cycle + 1", [])?;
         }
-        let mut outcomes = Vec::with_capacity(batch.len());
-        {
-            let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
-            for Addition { plant, token } in batch {
-                let row = PlantRow {
-                    id: plant.id,
-                    name: &plant.plant.name,
-                    tag: plant.plant.tag.as_deref(),
-                    added_at,
-                    added_by: token.0,
-                    batch: number,
-                };
-                let inserted = rows::insert(&mut insert, &row)?;
-                outcomes.push(match inserted {
-                    0 => compare(&transaction, plant)?,
-                    _ => Outcome::Added,
-                });
-            }
-        }
+        let outcomes = insert(&transaction, batch, added_at, number)?;
         for (token, used_at) in token_uses {
             transaction.execute(
                 "UPDATE tokens SET last_used_at = ?2 WHERE id = ?1",
@@ -330,17 +312,59 @@ fn begin_write(connection: &mut Connection) -> Result<Transaction<'_>, StoreErro
     Ok(connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
 }
 
-/// The outcome of adding a plant whose id is taken. An error if it is not.
-fn compare(connection: &Connection, plant: &NewPlant) -> Result<Outcome, rusqlite::Error> {
+/// Inserts the plants of a batch whose ids are free, several with one statement.
+fn insert(
+    transaction: &Transaction<'_>,
+    batch: &[Addition],
+    added_at: i64,
+    number: i64,
+) -> Result<Vec<Outcome>, rusqlite::Error> {
+    let row = |addition| PlantRow::of(addition, added_at, number);
+    let mut outcomes = Vec::with_capacity(batch.len());
+    let chunks = batch.chunks_exact(rows::INSERT_LEN);
+    let rest = chunks.remainder();
+    if batch.len() >= rows::INSERT_LEN {
+        let mut insert = transaction.prepare_cached(&rows::INSERT_SEVERAL)?;
+        for chunk in chunks {
+            let start = outcomes.len();
+            if rows::insert_several(&mut insert, chunk.iter().map(row))? == chunk.len() {
+                outcomes.resize(start + chunk.len(), Outcome::Added);
+                continue;
+            }
+            // Some ids were taken: by a plant that was stored before, or by one before it in this batch.
+            for (index, addition) in (start..).zip(chunk) {
+                let id = addition.plant.id;
+                let is_first = || batch[..index].iter().all(|other| other.plant.id != id);
+                let (stored_in, outcome) = compare(transaction, &addition.plant)?;
+                outcomes.push(match outcome {
+                    Outcome::Damaged => Outcome::Damaged,
+                    _ if stored_in == number && is_first() => Outcome::Added,
+                    outcome => outcome,
+                });
+            }
+        }
+    }
+    let mut insert = transaction.prepare_cached(rows::INSERT_PLANT)?;
+    for addition in rest {
+        outcomes.push(match rows::insert(&mut insert, &row(addition))? {
+            0 => compare(transaction, &addition.plant)?.1,
+            _ => Outcome::Added,
+        });
+    }
+    Ok(outcomes)
+}
+
+/// The outcome of adding a plant whose id is taken, and the number of the batch that took it. An error if it is not taken.
+fn compare(connection: &Connection, plant: &NewPlant) -> Result<(i64, Outcome), rusqlite::Error> {
     let mut select = connection.prepare_cached(select_plants!("WHERE id = ?1"))?;
     select.query_row([plant.id], |row| {
         let plant = &plant.plant;
         Ok(match rows::plant(row) {
             Some(stored) if stored.name == plant.name && stored.tag == plant.tag.as_deref() => {
-                Outcome::Replayed
+                (stored.batch, Outcome::Replayed)
             }
-            Some(_) => Outcome::Conflict,
-            None => Outcome::Damaged,
+            Some(stored) => (stored.batch, Outcome::Conflict),
+            None => (0, Outcome::Damaged),
         })
     })
 }

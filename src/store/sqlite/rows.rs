@@ -1,13 +1,15 @@
 //! Rows with their checksums. SQLite has no page checksums and returns whatever the disk has: without a checksum, a replay of a plant
 //! that the disk has changed would be a conflict.
 
+use std::sync::LazyLock;
+
 use crc32fast::Hasher;
 use jiff::Timestamp;
 use rusqlite::types::Type;
 use rusqlite::{Connection, Error, OptionalExtension, Row, Statement, params};
 
-use crate::plant::Plant;
-use crate::store::types::{PlantRecord, TokenId, TokenRecord};
+use crate::plant::{NewPlant, Plant};
+use crate::store::types::{Addition, PlantRecord, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 /// `SELECT` with the columns that `plant` reads.
@@ -25,6 +27,28 @@ pub(super) use select_plants;
 pub(super) const INSERT_PLANT: &str =
     "INSERT INTO plants (id, name, tag, added_at, added_by, checksum, batch)
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO NOTHING";
+
+/// The rows of `INSERT_SEVERAL`. A statement has a fixed cost, which they share.
+pub(super) const INSERT_LEN: usize = 16;
+
+/// `INSERT_PLANT` for several rows of one batch. Parameters 1 and 2 are those that the rows have in common.
+pub(super) static INSERT_SEVERAL: LazyLock<String> = LazyLock::new(|| {
+    let row = |index| {
+        let [id, name, tag, added_by, checksum] =
+            std::array::from_fn(|column| parameter(index, column));
+        format!("(?{id}, ?{name}, ?{tag}, ?1, ?{added_by}, ?{checksum}, ?2)")
+    };
+    let rows: Vec<_> = (0..INSERT_LEN).map(row).collect();
+    format!(
+        "INSERT INTO plants (id, name, tag, added_at, added_by, checksum, batch) VALUES {} ON CONFLICT (id) DO NOTHING",
+        rows.join(", ")
+    )
+});
+
+/// The number of a parameter of `INSERT_SEVERAL`.
+fn parameter(row: usize, column: usize) -> usize {
+    3 + row * 5 + column
+}
 
 /// A plant as it is stored.
 #[derive(Clone, Copy)]
@@ -55,6 +79,20 @@ impl PlantRow<'_> {
     }
 }
 
+impl<'a> PlantRow<'a> {
+    pub(super) fn of(addition: &'a Addition, added_at: i64, batch: i64) -> Self {
+        let NewPlant { id, plant } = &addition.plant;
+        Self {
+            id: *id,
+            name: &plant.name,
+            tag: plant.tag.as_deref(),
+            added_at,
+            added_by: addition.token.0,
+            batch,
+        }
+    }
+}
+
 impl<'a> From<&'a PlantRecord> for PlantRow<'a> {
     fn from(record: &'a PlantRecord) -> Self {
         Self {
@@ -79,6 +117,25 @@ pub(super) fn last_batch(connection: &Connection) -> Result<i64, Error> {
 pub(super) fn newest(connection: &Connection) -> Result<Option<i64>, Error> {
     let sql = "SELECT added_at FROM plants ORDER BY batch DESC, added_at DESC LIMIT 1";
     connection.query_row(sql, [], |row| row.get(0)).optional()
+}
+
+/// Inserts `INSERT_LEN` rows with their checksums. Returns how many ids were free.
+pub(super) fn insert_several<'a>(
+    insert: &mut Statement<'_>,
+    rows: impl Iterator<Item = PlantRow<'a>>,
+) -> Result<usize, Error> {
+    for (index, row) in rows.enumerate() {
+        if index == 0 {
+            insert.raw_bind_parameter(1, row.added_at)?;
+            insert.raw_bind_parameter(2, row.batch)?;
+        }
+        insert.raw_bind_parameter(parameter(index, 0), row.id)?;
+        insert.raw_bind_parameter(parameter(index, 1), row.name)?;
+        insert.raw_bind_parameter(parameter(index, 2), row.tag)?;
+        insert.raw_bind_parameter(parameter(index, 3), row.added_by)?;
+        insert.raw_bind_parameter(parameter(index, 4), row.checksum())?;
+    }
+    insert.raw_execute()
 }
 
 /// Inserts a plant with its checksum. Returns 0 if the id is taken.
