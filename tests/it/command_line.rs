@@ -212,8 +212,10 @@ fn migrate_reports_whether_it_created_or_upgraded_the_schema() {
     assert_eq!(migrate(), "sqlite:a.db was created\n");
     assert_eq!(migrate(), "sqlite:a.db is up to date\n");
     let store = rusqlite::Connection::open(directory.path().join("a.db")).expect("a store");
-    // As version 3, which had no table `store`.
-    let earlier = "DROP TABLE store; PRAGMA user_version = 3";
+    // As version 3, which had no table `store` and an index instead of the table `batches`.
+    let earlier = "DROP TABLE store; DROP TABLE batches; DROP INDEX plants_without_batch;
+                   CREATE INDEX plants_by_batch ON plants (batch, added_at);
+                   PRAGMA user_version = 3";
     store.execute_batch(earlier).expect("SQL");
     drop(store);
     assert_eq!(migrate(), "sqlite:a.db was upgraded from version 3\n");

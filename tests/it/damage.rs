@@ -100,6 +100,42 @@ fn a_plant_without_the_token_that_added_it_is_reported() {
 }
 
 #[test]
+fn a_batch_that_lists_other_plants_than_were_added_is_reported() {
+    for (change, problem, is_listed) in [
+        (
+            "UPDATE batches SET ids = x'0000000000000009' WHERE number = 1",
+            "batches: they list 1 of 2 plants",
+            true,
+        ),
+        (
+            "UPDATE batches SET ids = x'00' WHERE number = 1",
+            "batch 1: its list of plants is damaged",
+            false,
+        ),
+        (
+            "UPDATE batches SET added_at = added_at + 1 WHERE number = 1",
+            "batches: they list 1 of 2 plants",
+            true,
+        ),
+        (
+            "DELETE FROM batches WHERE number = 1",
+            "batches: they list 1 of 2 plants",
+            true,
+        ),
+    ] {
+        let directory = directory();
+        a_store(directory.path());
+        let store = crate::harness::open(directory.path());
+        assert_eq!(store.execute(change, []).expect("SQL"), 1);
+        drop(store);
+        let said = problems(directory.path());
+        assert!(said.starts_with(problem), "{change}: {said}");
+        let output = run(directory.path(), &["list"]);
+        assert_eq!(output.status.success(), is_listed, "{change}: {output:?}");
+    }
+}
+
+#[test]
 fn a_corrupted_page_is_reported() {
     let directory = directory();
     a_store(directory.path());

@@ -179,6 +179,55 @@ fn a_store_of_the_previous_version_is_upgraded_and_keeps_its_order() {
     );
 }
 
+/// Version 4 had an index by batch instead of the table `batches`.
+#[test]
+fn the_batches_of_an_older_store_become_rows_and_its_backups_are_listed_alike() {
+    let directory = directory();
+    let server = Server::start_in(directory.path(), &[]);
+    for id in [7, i64::MIN, i64::MAX, -1] {
+        server.add_ok(format!(r#"{{"id":{id},"name":"Fern"}}"#));
+    }
+    let plants = (100..150).map(|id| format!(r#"{{"id":{id},"name":"Ivy"}}"#));
+    let plants = plants.collect::<Vec<_>>().join("\n");
+    fs::write(directory.path().join("ivy.ndjson"), plants).expect("a file");
+    drop(server);
+    run_ok(directory.path(), &["import", "ivy.ndjson"]);
+    let before = listed(directory.path(), &[]);
+    assert_eq!(before[..2], [149, 148]);
+    assert_eq!(
+        listed(directory.path(), &["--limit", "54"])[50..],
+        [-1, i64::MAX, i64::MIN, 7]
+    );
+
+    let rows = |store: &Connection| -> Vec<(i64, i64, Vec<u8>)> {
+        let sql = "SELECT number, added_at, ids FROM batches ORDER BY number";
+        let mut select = store.prepare(sql).expect("SQL");
+        let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
+        rows.expect("rows").collect::<Result<_, _>>().expect("rows")
+    };
+    let store = open(directory.path());
+    let batches = rows(&store);
+    let earlier = "DROP TABLE batches; DROP INDEX plants_without_batch;
+                   CREATE INDEX plants_by_batch ON plants (batch, added_at);
+                   PRAGMA user_version = 4";
+    store.execute_batch(earlier).expect("SQL");
+    store
+        .execute(
+            "VACUUM INTO ?1",
+            [directory.path().join("old.backup").to_str()],
+        )
+        .expect("a copy");
+    drop(store);
+    assert_eq!(
+        listed(directory.path(), &["--store", "sqlite:old.backup"]),
+        before
+    );
+    run_ok(directory.path(), &["check", "old.backup"]);
+    assert_eq!(listed(directory.path(), &[]), before);
+    assert_eq!(rows(&open(directory.path())), batches);
+    run_ok(directory.path(), &["check"]);
+}
+
 #[test]
 fn a_backup_of_the_previous_version_is_read_and_restored_but_not_changed() {
     let directory = directory();

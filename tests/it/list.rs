@@ -56,6 +56,9 @@ fn grow(directory: &Path, len: i64) {
         insert.execute(values).expect("a plant");
     }
     drop(insert);
+    let sql = "INSERT INTO batches SELECT batch, max(added_at), unhex(group_concat(printf('%016x', id), ''))
+               FROM plants WHERE batch = 1000000";
+    transaction.execute(sql, []).expect("a batch");
     transaction.commit().expect("a commit");
 }
 

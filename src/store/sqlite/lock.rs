@@ -19,8 +19,8 @@ use crate::fs::{
     create_empty, failed_to, if_exists, is_empty, is_same_file, open_existing, with_suffix,
 };
 use crate::store::error::OpenError;
+use crate::store::sqlite::batches;
 use crate::store::sqlite::connection::unusable;
-use crate::store::sqlite::rows;
 
 /// How long a command may take to check the WAL of a store that is not served.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -96,7 +96,9 @@ pub(super) fn check_complete(connection: &Connection, store: &Path) -> Result<()
     };
     let path = store.display();
     let problem = match last.filter(|last| last.identity == state.identity) {
-        Some(last) if rows::last_batch(connection).map_err(unusable(store))? < last.batch => {
+        Some(last)
+            if batches::last_before_upgrade(connection).map_err(unusable(store))? < last.batch =>
+        {
             format!(
                 "{path} lacks transactions that were committed while it was served: its WAL file was deleted or cut short, or an \
                  older copy was put in its place; put the missing file back or restore a backup; to go on without them, run \

@@ -1,6 +1,7 @@
 //! Plants and tokens in one SQLite file. Every commit is an fsync, and nothing that was not synced is ever reported as stored.
 
 mod backup;
+mod batches;
 mod checkpoint;
 mod clock;
 mod connection;
@@ -105,7 +106,7 @@ impl Sqlite {
         lock: Option<Lock>,
         path: &Path,
     ) -> Result<Self, OpenError> {
-        clock::compare_with(rows::newest(&connection).map_err(unusable(path))?);
+        clock::compare_with(batches::newest(&connection).map_err(unusable(path))?);
         let mut store = Self::new(connection);
         store.lock = lock;
         if let Some(state) = State::read(&store.connection).map_err(unusable(path))? {
@@ -162,13 +163,22 @@ impl Sqlite {
         let transaction = begin_write(&mut self.connection)?;
         let added_at = self.clock.now();
         // Assigned while this holds the write lock, so that batches are numbered in the order in which they are committed.
-        let number = rows::last_batch(&transaction)?.saturating_add(1);
+        let number = batches::last(&transaction)?.saturating_add(1);
         let is_mark_due = self.lock.is_some() && !self.is_wal_marked;
         if is_mark_due {
             // The WAL has started from its beginning: the identity of the store is written to it.
             transaction.execute("UPDATE store SET wal_cycle = wal_cycle + 1", [])?;
         }
         let outcomes = insert(&transaction, batch, added_at, number)?;
+        let added = batch.iter().zip(&outcomes);
+        let mut added = added
+            .filter(|(_, outcome)| **outcome == Outcome::Added)
+            .peekable();
+        let has_added = added.peek().is_some();
+        if has_added {
+            let ids = added.map(|(addition, _)| addition.plant.id);
+            batches::insert(&transaction, number, added_at, ids)?;
+        }
         for (token, used_at) in token_uses {
             transaction.execute(
                 "UPDATE tokens SET last_used_at = ?2 WHERE id = ?1",
@@ -179,7 +189,7 @@ impl Sqlite {
         // This batch itself may be the first in a WAL that was reset.
         self.is_wal_marked = is_mark_due || (self.is_wal_marked && !self.has_restarted(wal_frames));
         if let Some(lock) = &mut self.lock
-            && outcomes.contains(&Outcome::Added)
+            && has_added
         {
             lock.record_batch(number);
         }

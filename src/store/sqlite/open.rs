@@ -17,28 +17,32 @@ use crate::fs::{
 };
 use crate::sqlite_format::{APPLICATION_ID, Content};
 use crate::store::error::OpenError;
+use crate::store::sqlite::batches;
 use crate::store::sqlite::connection::{
     BUSY_TIMEOUT, checkpoint, run_checkpoint_on_close, unusable,
 };
 use crate::store::sqlite::lock::{self, LastBatch, Lock};
-use crate::store::sqlite::rows;
 use crate::store::sqlite::wal_check::{Damage, check_wal};
 use crate::store::types::FileSizes;
 
 /// The schema, one step per version. A released step is never changed.
-const MIGRATIONS: [&str; 4] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
     include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
     include_str!("../../../migrations/sqlite/0003_batches.sql"),
     include_str!("../../../migrations/sqlite/0004_store.sql"),
+    include_str!("../../../migrations/sqlite/0005_batches_table.sql"),
 ];
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// The first version whose plants have a batch number.
 const VERSION_WITH_BATCHES: u32 = 3;
 
 /// The first version that says whether it is complete without a WAL.
 const VERSION_WITH_STATE: u32 = 4;
+
+/// The first version with a table of batches.
+const VERSION_WITH_BATCH_TABLE: u32 = 5;
 const _: () = assert!(MIGRATIONS.len() == VERSION as usize);
 
 /// Opens a store for its one server, with the schema up to date and nothing left in the WAL that is not synced.
@@ -54,7 +58,7 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
     if !checkpoint(&connection, "TRUNCATE").map_err(unusable(store))? {
         return Err(OpenError::InUse(store.clone()));
     }
-    lock.record_batch(rows::last_batch(&connection).map_err(unusable(store))?);
+    lock.record_batch(batches::last(&connection).map_err(unusable(store))?);
     // From now on the database is incomplete without its WAL. The database file alone should say so; if a reader prevents that, a
     // later checkpoint does it.
     lock::set_clean(&connection, false)
@@ -99,12 +103,18 @@ pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
         Ok(false) | Err(OpenError::NotOurs(_)) => return Err(not_a_backup(path)),
         Err(error) => return Err(error),
     }
-    if version(&connection, store)? < VERSION_WITH_BATCHES {
-        // A backup is never changed, so the missing column is added by a view that hides the table.
-        let view = "PRAGMA temp_store = MEMORY;
-                    CREATE TEMP VIEW plants AS SELECT *, 0 AS batch FROM main.plants";
-        connection.execute_batch(view).map_err(unusable(store))?;
+    // A backup is never changed. What an old one lacks is added by views: a column, by a view that hides the table, and a table.
+    let version = version(&connection, store)?;
+    let mut views = "PRAGMA temp_store = MEMORY;".to_owned();
+    if version < VERSION_WITH_BATCHES {
+        views += "CREATE TEMP VIEW plants AS SELECT *, 0 AS batch FROM main.plants;";
     }
+    if version < VERSION_WITH_BATCH_TABLE {
+        views += "CREATE TEMP VIEW batches AS
+                  SELECT batch AS number, max(added_at) AS added_at, unhex(group_concat(printf('%016x', id), '')) AS ids
+                  FROM plants WHERE batch <> 0 GROUP BY batch;";
+    }
+    connection.execute_batch(&views).map_err(unusable(store))?;
     Ok(connection)
 }
 

@@ -7,12 +7,13 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use rusqlite::{Error, OptionalExtension, Row, params};
+use rusqlite::{Error, OptionalExtension, Row};
 
 use crate::plant::Plant;
-use crate::store::error::{Failure, StoreError};
+use crate::store::error::StoreError;
 use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount};
 use crate::store::sqlite::Sqlite;
+use crate::store::sqlite::batches::{self, cursor, milliseconds, newest_before};
 use crate::store::sqlite::open::file_sizes;
 use crate::store::sqlite::rows::{self, plant_record, select_plants};
 use crate::store::types::{DamagedPlant, PAGE_BYTES_MAX, PAGE_LEN_MAX, PlantRecord, next_id};
@@ -21,13 +22,6 @@ use crate::store::types::{DamagedPlant, PAGE_BYTES_MAX, PAGE_LEN_MAX, PlantRecor
 const SCAN_TRANSACTION: Duration = Duration::from_millis(50);
 
 const DAY_MILLISECONDS: i64 = 86_400_000;
-
-/// Along the index. The times are compared in the index, all of it if necessary: they need not be in order, since the clock may have
-/// been wrong.
-const SELECT_NEWEST: &str = "
-    SELECT batch, added_at, id FROM plants
-    WHERE added_at >= ?1 AND added_at < ?2 AND (batch, added_at, id) < (?3, ?4, ?5)
-    ORDER BY batch DESC, added_at DESC, id DESC LIMIT ?6";
 
 impl Sqlite {
     pub(crate) fn count_plants(&mut self) -> Result<u64, StoreError> {
@@ -61,25 +55,8 @@ impl Sqlite {
     ) -> Result<Vec<Cursor>, StoreError> {
         let (since, until) = filter.time_range();
         if filter.is_by_time() {
-            // SQLite has milliseconds: rounded up, the same plants are before the cursor.
-            let (time, id) = match before.microsecond.rem_euclid(1000) {
-                0 => (before.microsecond / 1000, before.id),
-                _ => (milliseconds(before.microsecond), i64::MIN),
-            };
-            let mut select = self.connection.prepare_cached(SELECT_NEWEST)?;
-            let [since, until] = [since, until].map(milliseconds);
-            let cursors = select.query_map(
-                params![since, until, before.batch, time, id, limit],
-                |row| Ok(cursor(row.get(0)?, row.get(1)?, row.get(2)?)),
-            )?;
-            let cursors: Vec<_> = cursors.collect::<Result<_, _>>()?;
-            // A damaged index can lead back to where a list began.
-            if cursors.first().is_some_and(|first| *first >= before)
-                || !cursors.is_sorted_by(|a, b| a > b)
-            {
-                return Err(Failure::Damaged.because("the index is not in order"));
-            }
-            return Ok(cursors);
+            let range = [since, until].map(milliseconds);
+            return newest_before(&self.connection, before, range, limit as usize);
         }
         let mut newest = BinaryHeap::new();
         self.scan(read, |row| {
@@ -180,7 +157,7 @@ impl Sqlite {
         &mut self,
         visit: &mut dyn FnMut(&[PlantRecord]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        let cutoff = rows::last_batch(&self.connection)?;
+        let cutoff = batches::last(&self.connection)?;
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
             let page = self.plants(first, cutoff)?;
@@ -212,17 +189,4 @@ impl Sqlite {
         }
         Ok(page)
     }
-}
-
-fn cursor(batch: i64, added_at: i64, id: i64) -> Cursor {
-    Cursor {
-        batch,
-        microsecond: added_at.saturating_mul(1000),
-        id,
-    }
-}
-
-/// Converts microseconds to milliseconds, rounded up.
-fn milliseconds(microseconds: i64) -> i64 {
-    microseconds.div_euclid(1000) + i64::from(microseconds.rem_euclid(1000) > 0)
 }

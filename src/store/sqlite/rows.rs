@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use crc32fast::Hasher;
 use jiff::Timestamp;
 use rusqlite::types::Type;
-use rusqlite::{Connection, Error, OptionalExtension, Row, Statement, params};
+use rusqlite::{Error, Row, Statement, params};
 
 use crate::plant::{NewPlant, Plant};
 use crate::store::types::{Addition, PlantRecord, TokenId, TokenRecord};
@@ -105,19 +105,6 @@ impl<'a> From<&'a PlantRecord> for PlantRow<'a> {
             batch: 0,
         }
     }
-}
-
-/// The highest batch number of any plant; 0 if there is none.
-pub(super) fn last_batch(connection: &Connection) -> Result<i64, Error> {
-    let mut select = connection.prepare_cached("SELECT max(batch) FROM plants")?;
-    let last: Option<i64> = select.query_row([], |row| row.get(0))?;
-    Ok(last.unwrap_or(0))
-}
-
-/// When the last batch was added, in milliseconds since 1970; none if there are no plants.
-pub(super) fn newest(connection: &Connection) -> Result<Option<i64>, Error> {
-    let sql = "SELECT added_at FROM plants ORDER BY batch DESC, added_at DESC LIMIT 1";
-    connection.query_row(sql, [], |row| row.get(0)).optional()
 }
 
 /// Inserts `INSERT_LEN` rows with their checksums. Returns how many ids were free.

@@ -6,6 +6,7 @@ use rusqlite::ErrorCode::{DatabaseCorrupt, SystemIoFailure};
 use rusqlite::{Connection, Error, Row};
 
 use crate::store::error::StoreError;
+use crate::store::sqlite::batches;
 use crate::store::sqlite::rows::{plant, select_plants, token};
 use crate::store::sqlite::{Sqlite, connection};
 use crate::store::types::{Checked, Finding};
@@ -18,8 +19,9 @@ type Report<'a> = &'a mut dyn FnMut(Finding);
 impl Sqlite {
     pub(crate) fn check(&mut self, report: Report<'_>) -> Result<Checked, StoreError> {
         // Nothing is written to a disk that may be damaged: closing must not run a checkpoint.
-        let connection = &self.connection;
-        connection::run_checkpoint_on_close(connection, false)?;
+        connection::run_checkpoint_on_close(&self.connection, false)?;
+        // One transaction, so that all tables are read as they were at the same time.
+        let connection = &self.connection.transaction()?;
         let sql = "PRAGMA integrity_check(20)";
         for_each_row(connection, report, "structure", sql, |row, report| {
             let found: String = row.get(0)?;
@@ -36,11 +38,14 @@ impl Sqlite {
         report(Finding::Total(total.map_or(0, i64::unsigned_abs)));
         // One plant of each token that added plants.
         let mut added_by = HashMap::new();
+        let (mut with_batch, mut damaged) = (0, 0);
         let sql = select_plants!("");
         let plants = for_each_row(connection, report, "plants", sql, |row, report| {
             if let Some(plant) = plant(row) {
                 added_by.entry(plant.added_by).or_insert(plant.id);
+                with_batch += u64::from(plant.batch != 0);
             } else {
+                damaged += 1;
                 let id: i64 = row.get(0)?;
                 report(Finding::Problem(format!(
                     "plant {id}: its checksum does not match"
@@ -49,7 +54,31 @@ impl Sqlite {
             Ok(())
         })?;
 
-        // Tokens are never deleted, so reading them last includes all that were used before.
+        // A batch may list plants that were deleted by hand since, but every plant is in the list of its batch.
+        let mut listed = 0;
+        let sql = "SELECT 1 FROM plants WHERE id = ?1 AND batch = ?2 AND added_at = ?3";
+        let mut is_of_batch = connection.prepare(sql)?;
+        let sql = "SELECT number, added_at, ids FROM batches";
+        for_each_row(connection, report, "batches", sql, |row, report| {
+            let (number, added_at) = (row.get::<_, i64>(0)?, row.get(1)?);
+            if let Some(ids) = batches::ids(row.get_ref(2)?) {
+                for id in ids {
+                    listed += u64::from(is_of_batch.exists([id, number, added_at])?);
+                }
+            } else {
+                damaged += 1;
+                let problem = format!("batch {number}: its list of plants is damaged");
+                report(Finding::Problem(problem));
+            }
+            Ok(())
+        })?;
+        if damaged == 0 && listed != with_batch {
+            let problem = format!(
+                "batches: they list {listed} of {with_batch} plants; `plantstore list` omits the others"
+            );
+            report(Finding::Problem(problem));
+        }
+
         let sql = "SELECT * FROM tokens";
         let tokens = for_each_row(connection, report, "tokens", sql, |row, report| {
             let id: i64 = row.get("id")?;
