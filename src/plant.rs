@@ -146,7 +146,8 @@ impl<'de> Visitor<'de> for MembersVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut members = Members::default();
         while let Some(key) = map.next_key::<&RawValue>()? {
-            let member = match &*unescaped(key.get()) {
+            // A name with an unpaired surrogate becomes the empty one, which is unknown as well.
+            let member = match &*unescaped(key.get()).unwrap_or_default() {
                 "id" => &mut members.id,
                 "name" => &mut members.name,
                 "tag" => &mut members.tag,
@@ -163,13 +164,12 @@ impl<'de> Visitor<'de> for MembersVisitor {
     }
 }
 
-/// The text of a member name. A name with an unpaired surrogate becomes the empty one, which is unknown as well.
-fn unescaped(key: &str) -> Cow<'_, str> {
-    if key.contains('\\') {
-        let text: Result<String, _> = serde_json::from_str(key);
-        text.unwrap_or_default().into()
+/// The text of a valid JSON string. None if it contains an unpaired surrogate: nothing else can be wrong with it.
+fn unescaped(json: &str) -> Option<Cow<'_, str>> {
+    if json.contains('\\') {
+        serde_json::from_str(json).ok().map(Cow::Owned)
     } else {
-        key[1..key.len() - 1].into()
+        Some(json[1..json.len() - 1].into())
     }
 }
 
@@ -177,8 +177,8 @@ fn string(json: &str) -> Result<String, String> {
     if !json.starts_with('"') {
         return Err(format!("expected a string, found {}", kind(json)));
     }
-    // The body is known to be JSON, so nothing else can be wrong with a string.
-    serde_json::from_str(json).map_err(|_| "contains an unpaired surrogate".to_owned())
+    let text = unescaped(json).ok_or("contains an unpaired surrogate")?;
+    Ok(text.into_owned())
 }
 
 /// Decodes a JSON number as int64 exactly, without a conversion to f64: `1.0`, `1e3` and `-0` are integers.
