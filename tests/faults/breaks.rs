@@ -91,10 +91,12 @@ const BREAKS: [Break; 7] = [
                 INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
                 SELECT id, name, tag, now(), added_by FROM new ORDER BY id
                 ON CONFLICT (id) DO NOTHING RETURNING id, TRUE
+            ), stored (id, is_new) AS (
+                SELECT * FROM added
+                UNION ALL SELECT id, FALSE FROM plantstore.plants JOIN new USING (id)
+                WHERE plants.name = new.name AND plants.tag IS NOT DISTINCT FROM new.tag
             )
-            SELECT * FROM added
-            UNION ALL SELECT id, FALSE FROM plantstore.plants JOIN new USING (id)
-            WHERE plants.name = new.name AND plants.tag IS NOT DISTINCT FROM new.tag"
+            SELECT coalesce(array_agg(id), '{}'), coalesce(array_agg(is_new), '{}') FROM stored"
         } else {
             ADD
         }, values)"#,

@@ -20,17 +20,22 @@ use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 ///
 /// `synchronous_commit` is set for this transaction alone: whatever the settings of the server, its role or a session that a
 /// pooler shares become after they were checked, this commit is waited for.
+///
+/// Returns one row of arrays, which takes less time to send and to read than a row per plant.
 const ADD: &str = "
-    INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
-    SELECT id, name, tag, now(), added_by
-    FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
-         set_config('synchronous_commit',
-                    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
-                    true)
-    ORDER BY id
-    ON CONFLICT (id) DO UPDATE SET name = excluded.name
-    WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
-    RETURNING id, added_at = now()";
+    WITH stored AS (
+        INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
+        SELECT id, name, tag, now(), added_by
+        FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
+             set_config('synchronous_commit',
+                        CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
+                        true)
+        ORDER BY id
+        ON CONFLICT (id) DO UPDATE SET name = excluded.name
+        WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
+        RETURNING id, added_at = now() AS is_new
+    )
+    SELECT coalesce(array_agg(id), '{}'), coalesce(array_agg(is_new), '{}') FROM stored";
 
 const RECORD_TOKEN_USE: &str = "
     UPDATE plantstore.tokens SET last_used_at = $2
@@ -141,7 +146,11 @@ impl Postgres {
             (&tokens, Type::INT8_ARRAY),
         ];
         let rows = self.run(async |session| session.query_prepared(ADD, values).await)?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        let [row] = &rows[..] else {
+            return Err(Failure::Unknown.because("the database has returned no result of a batch"));
+        };
+        let (ids, is_new): (Vec<i64>, Vec<bool>) = (row.get(0), row.get(1));
+        Ok(ids.into_iter().zip(is_new).collect())
     }
 
     /// Plants are waiting for this to return, so it is skipped if it takes long: it will be run again some time.
