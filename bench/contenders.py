@@ -122,7 +122,7 @@ class Contender:
         raise NotImplementedError
 
     def bytes_on_disk(self):
-        """The size of the store after the server has stopped."""
+        """The size of the store after the server has stopped; None if it cannot be told."""
         return measure.bytes_on_disk(self.directory)
 
     def rows_in(self, file):
@@ -351,7 +351,6 @@ class OnPostgres(Contender):
 
     database = None
     table = ""
-    table_bytes = 0
 
     def borrow_database(self):
         self.database = Postgres.borrow(self.run_directory)
@@ -367,12 +366,11 @@ class OnPostgres(Contender):
 
     def count(self):
         name, _, table = self.table.partition("/")
-        self.table_bytes = int(self.database.sql(f"SELECT pg_total_relation_size('{table}')", name))
         return int(self.database.sql(f"SELECT count(*) FROM {table}", name))
 
     def bytes_on_disk(self):
-        """The size of its table when its plants were counted, without other tables and without PostgreSQL's WAL."""
-        return self.table_bytes
+        """Unknown: its table is one of many in the server, and PostgreSQL's WAL has a fixed size."""
+        return None
 
 
 class PlantStorePostgres(OnPostgres, PlantStore):
