@@ -57,6 +57,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
         metrics: metrics.for_runtime(),
         header_timeout: timeout,
         body_bytes_max: 1 << 20,
+        large_body_permits: plantstore::large_body_permits(1 << 20),
         body_timeout: timeout,
         idle_timeout: timeout,
         shutdown: Shutdown::default(),
@@ -82,7 +83,7 @@ async fn without_store(
     mut context: RequestContext,
 ) -> Handled {
     let read = read_plant(&state, request, &mut context).await;
-    let result = read.map(|(_, plant)| plant_response(&plant.plant));
+    let result = read.map(|(_, plant, _)| plant_response(&plant.plant));
     Handled { result, context }
 }
 

@@ -57,11 +57,11 @@ pub(crate) struct Settings {
     pub(crate) body: BodySettings,
 
     /// Maximum number of open connections; further ones wait to be accepted
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
+    #[arg(long, value_name = "N", default_value = "16384", value_parser = up_to(1 << 20))]
     pub(crate) max_connections: usize,
 
     /// Maximum number of plants waiting for the store; further adds return 503
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = up_to(1 << 20))]
+    #[arg(long, value_name = "N", default_value = "16384", value_parser = up_to(1 << 20))]
     pub(crate) max_queue: usize,
 
     #[command(flatten)]

@@ -34,11 +34,14 @@ pub async fn serve<F>(
 {
     let progress = Progress::new();
     let stream = Stream::new(stream, Arc::clone(&state), progress.clone());
-    let service = service_fn(async |request: Request<Incoming>| {
-        progress.set(Activity::Responding);
-        let response = respond(&state, request, handler).await;
-        progress.set(Activity::Idle);
-        Ok::<_, Infallible>(response)
+    // In a box, because hyper keeps room for it while the connection is idle.
+    let service = service_fn(|request: Request<Incoming>| {
+        Box::pin(async {
+            progress.set(Activity::Responding);
+            let response = respond(&state, request, handler).await;
+            progress.set(Activity::Idle);
+            Ok::<_, Infallible>(response)
+        })
     });
     let connection = http1::Builder::new()
         // A client that has closed its sending side still gets its response.
@@ -77,9 +80,9 @@ where
         token_name: None,
         is_body_read: request.body().is_end_stream(),
     };
-    let handled = AssertUnwindSafe(handler(Arc::clone(state), request, context.clone()));
-    let handled = handled.catch_unwind().await;
-    let Handled { result, context } = handled.unwrap_or_else(|panic| Handled {
+    let response = AssertUnwindSafe(handler(Arc::clone(state), request, context.clone()));
+    let response = response.catch_unwind().await;
+    let Handled { result, context } = response.unwrap_or_else(|panic| Handled {
         result: Err(ApiError::with_cause(
             ErrorKind::Internal,
             panic_message(&*panic),

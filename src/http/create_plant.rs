@@ -1,5 +1,6 @@
 //! `POST /plants`: reads the body within its limits, decodes the plant, hands it to the writer and responds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -7,6 +8,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use hyper::{HeaderMap, Request};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use crate::http::auth::authenticate;
@@ -15,6 +17,11 @@ use crate::http::{AppState, RequestContext, Response};
 use crate::plant::{NewPlant, Plant};
 use crate::shutdown::Phase;
 use crate::store::TokenId;
+
+/// Bodies up to this size are many and need no permission. Larger ones need a permit, so that all of them together take
+/// about `LARGE_BODIES_BYTES` of memory, until their plants are stored.
+const SMALL_BODY_BYTES: u64 = 16 << 10;
+const LARGE_BODIES_BYTES: usize = 256 << 20;
 
 /// The timeout of a body that is arriving when the server starts to drain.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
@@ -27,9 +34,14 @@ pub(super) async fn create_plant<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let (token, plant) = read_plant(state, request, context).await?;
-    let plant = state.writer.add(plant, token).await?;
+    let (token, plant, permit) = read_plant(state, request, context).await?;
+    let plant = state.writer.add(plant, token, permit).await?;
     Ok(plant_response(&plant))
+}
+
+/// One permit for each large body that may be in memory.
+pub fn large_body_permits(body_bytes_max: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new((LARGE_BODIES_BYTES / body_bytes_max).max(1)))
 }
 
 /// Without a valid token the body is not read.
@@ -37,15 +49,15 @@ pub async fn read_plant<B>(
     state: &AppState,
     request: Request<B>,
     context: &mut RequestContext,
-) -> Result<(TokenId, NewPlant), ApiError>
+) -> Result<(TokenId, NewPlant, Option<OwnedSemaphorePermit>), ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let token = authenticate(state, request.headers(), context).await?;
     check_media_type(request.headers())?;
-    let body = read_body(state, request.into_body()).await?;
+    let (body, permit) = read_body(state, request.into_body()).await?;
     context.is_body_read = true;
-    Ok((token, NewPlant::from_json(&body)?))
+    Ok((token, NewPlant::from_json(&body)?, permit))
 }
 
 /// The 200: the plant is durable.
@@ -56,14 +68,29 @@ pub fn plant_response(plant: &Plant) -> Response {
     response
 }
 
-async fn read_body<B>(state: &AppState, body: B) -> Result<Bytes, ApiError>
+async fn read_body<B>(
+    state: &AppState,
+    body: B,
+) -> Result<(Bytes, Option<OwnedSemaphorePermit>), ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     if body.size_hint().lower() > state.body_bytes_max as u64 {
         return Err(too_large(state.body_bytes_max));
     }
-    let mut read = std::pin::pin!(read_frames(body, state.body_bytes_max));
+    let is_small = body
+        .size_hint()
+        .upper()
+        .is_some_and(|bytes| bytes <= SMALL_BODY_BYTES);
+    let permits = (!is_small).then(|| Arc::clone(&state.large_body_permits));
+    let read = async {
+        let permit = match permits {
+            Some(permits) => permits.acquire_owned().await.ok(),
+            None => None,
+        };
+        Ok((read_frames(body, state.body_bytes_max).await?, permit))
+    };
+    let mut read = std::pin::pin!(read);
     // Most bodies have arrived already, and need no timers.
     if let Some(body) = read.as_mut().now_or_never() {
         return body;

@@ -15,9 +15,10 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::{Body, Bytes};
 use hyper::{Method, Request};
+use tokio::sync::Semaphore;
 
 pub(crate) use access_log::{log_suppressed, report_suppressed_lines};
-pub use create_plant::{plant_response, read_plant};
+pub use create_plant::{large_body_permits, plant_response, read_plant};
 
 use crate::auth::RuntimeTokens;
 use crate::metrics::HttpMetrics;
@@ -36,6 +37,8 @@ pub struct AppState {
     /// For the request line and headers, from their first byte or from the start of the connection.
     pub header_timeout: Duration,
     pub body_bytes_max: usize,
+    /// Shared by all runtimes.
+    pub large_body_permits: Arc<Semaphore>,
     /// From the end of the headers to the end of the body.
     pub body_timeout: Duration,
     /// For the next request, and for the client to receive more of a response.

@@ -50,12 +50,14 @@ impl Connections {
     ) -> anyhow::Result<Self> {
         let timeout = settings.store_timeout;
         let tokens = TokenCache::new(token_store, writer.clone(), Arc::clone(&metrics), timeout);
+        let large_body_permits = http::large_body_permits(settings.body.max_body_bytes);
         let runtimes = Runtimes::start(|| AppState {
             writer: writer.for_this_runtime(),
             tokens: RuntimeTokens::new(&tokens),
             metrics: metrics.for_runtime(),
             header_timeout: settings.header_timeout,
             body_bytes_max: settings.body.max_body_bytes,
+            large_body_permits: Arc::clone(&large_body_permits),
             body_timeout: settings.body_timeout,
             idle_timeout: settings.idle_timeout,
             shutdown: shutdown.clone(),

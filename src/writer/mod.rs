@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use jiff::Timestamp;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::metrics::{Adds, Counter, Metrics};
 use crate::plant::{NewPlant, Plant};
@@ -143,9 +143,15 @@ impl Writer {
         self.health_check.clone()
     }
 
-    /// Adds a plant. `Ok` means that the plant is durable, added now or before.
-    pub(crate) async fn add(&self, plant: NewPlant, token: TokenId) -> Result<Plant, AddError> {
-        let (reply, received) = self.replies.reply();
+    /// Adds a plant. `Ok` means that the plant is durable, added now or before. The permit for its memory is held until the plant is
+    /// out of the queue, even if the client does not wait for it.
+    pub(crate) async fn add(
+        &self,
+        plant: NewPlant,
+        token: TokenId,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<Plant, AddError> {
+        let (reply, received) = self.replies.reply(permit);
         let job = Job::Add(Addition { plant, token }, reply);
         let adds = &self.metrics.adds;
         // A closed queue drops the job, and with it the reply.
@@ -213,10 +219,10 @@ mod tests {
             let _batch = Batch::gather(queue, in_flight, 0);
             panic!("deliberate");
         });
-        let reply = writer.add(plant(), TokenId(1)).await;
+        let reply = writer.add(plant(), TokenId(1), None).await;
         assert_eq!(reply, Err(AddError::Store(Failure::Unknown)));
         assert!(threads.ended().await.is_err());
-        let reply = writer.add(plant(), TokenId(1)).await;
+        let reply = writer.add(plant(), TokenId(1), None).await;
         assert_eq!(reply, Err(AddError::Store(Failure::Unknown)));
     }
 
@@ -228,7 +234,7 @@ mod tests {
             Ok(())
         });
         writer.record_token_use(TokenId(1), Timestamp::now());
-        let reply = writer.add(plant(), TokenId(1)).await;
+        let reply = writer.add(plant(), TokenId(1), None).await;
         assert_eq!(reply, Err(AddError::Store(Failure::Busy)));
         drop(release);
     }
@@ -244,12 +250,12 @@ mod tests {
             let _ = held.recv();
             Ok(())
         });
-        let stuck = writer.add(plant(), TokenId(1));
+        let stuck = writer.add(plant(), TokenId(1), None);
         let behind = async {
             is_taken
                 .await
                 .expect("the thread has taken the first plant");
-            writer.add(plant(), TokenId(1)).await
+            writer.add(plant(), TokenId(1), None).await
         };
         let replies = tokio::join!(stuck, behind);
         assert_eq!(

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::plant::Plant;
 use crate::writer::AddError;
@@ -20,6 +20,7 @@ pub(super) struct ReplyDispatcher(Arc<mpsc::UnboundedSender<Vec<(Waiter, AddResu
 pub(super) struct Reply {
     waiter: Waiter,
     dispatcher: ReplyDispatcher,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl ReplyDispatcher {
@@ -37,17 +38,27 @@ impl ReplyDispatcher {
         Self(Arc::new(sender))
     }
 
-    pub(super) fn reply(&self) -> (Reply, oneshot::Receiver<AddResult>) {
+    pub(super) fn reply(
+        &self,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> (Reply, oneshot::Receiver<AddResult>) {
         let (waiter, received) = oneshot::channel();
-        let dispatcher = self.clone();
-        (Reply { waiter, dispatcher }, received)
+        let reply = Reply {
+            waiter,
+            dispatcher: self.clone(),
+            _permit: permit,
+        };
+        (reply, received)
     }
 }
 
 /// Sends each reply its result, with one wake-up per runtime.
 pub(super) fn reply_all(results: impl Iterator<Item = (Reply, AddResult)>) {
     let mut batches: Vec<(ReplyDispatcher, Vec<(Waiter, AddResult)>)> = Vec::new();
-    for (Reply { waiter, dispatcher }, result) in results {
+    for (reply, result) in results {
+        let Reply {
+            waiter, dispatcher, ..
+        } = reply;
         match batches
             .iter_mut()
             .find(|(known, _)| Arc::ptr_eq(&known.0, &dispatcher.0))

@@ -292,3 +292,37 @@ fn a_body_in_a_million_chunks_needs_no_more_memory_than_its_size() {
     let more_kib = peak_kib.saturating_sub(whole_kib);
     assert!(more_kib < 24 << 10, "{whole_kib} KiB, then {peak_kib}");
 }
+
+/// The server asks for the body of a request with `Expect: 100-continue` when it is ready to read it.
+#[test]
+fn the_large_bodies_in_memory_are_limited_and_small_ones_do_not_wait_for_them() {
+    let server = Server::start_with(&["--max-body-bytes", "67108864", "--body-timeout", "10m"]);
+    let body = |id: usize| format!(r#"{{"id":{id},"name":"{}"}}"#, "x".repeat(20_000));
+    let mut clients: Vec<_> = (0..5).map(|_| server.connect()).collect();
+    let ask = |client: &mut Client, id| {
+        client.send(format!(
+            "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
+             expect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+            server.token(),
+            body(id).len()
+        ));
+    };
+    // With bodies of up to 64 MiB, four may be in memory.
+    for (id, client) in clients[..4].iter_mut().enumerate() {
+        ask(client, id);
+        assert_eq!(client.response().status, 100);
+    }
+    ask(&mut clients[4], 4);
+    assert!(clients[4].is_silent_for(Duration::from_millis(300)));
+    server.add_ok(r#"{"id":5,"name":"Fern"}"#);
+
+    clients[0].send(body(0));
+    assert_eq!(clients[0].response().status, 200);
+    for (id, client) in clients.iter_mut().enumerate().skip(1) {
+        if id == 4 {
+            assert_eq!(client.response().status, 100);
+        }
+        client.send(body(id));
+        assert_eq!(client.response().status, 200);
+    }
+}

@@ -238,8 +238,8 @@ fn outcomes_commits_tokens_and_connections_are_counted() {
     assert_eq!(metrics.value("plantstore_ready"), 1.0);
     assert_eq!(metrics.value("plantstore_draining"), 0.0);
     assert_eq!(metrics.value("plantstore_queue_length"), 0.0);
-    assert_eq!(metrics.value("plantstore_queue_length_max"), 1024.0);
-    assert_eq!(metrics.value("plantstore_connections_max"), 1024.0);
+    assert_eq!(metrics.value("plantstore_queue_length_max"), 16384.0);
+    assert_eq!(metrics.value("plantstore_connections_max"), 16384.0);
     assert!(metrics.value("plantstore_connections") >= 1.0);
     assert!(metrics.value("plantstore_connections_accepted_total") >= 3.0);
     assert_eq!(metrics.value("plantstore_token_cache_entries"), 1.0);
@@ -367,7 +367,7 @@ fn the_limit_of_open_files_limits_connections_and_reserves_descriptors_for_the_r
     let room = warning["max_connections"].as_u64().expect("a number");
     assert!((20..180).contains(&room), "{room}");
     let message = warning["message"].as_str().expect("a message");
-    for number in ["1024", &limit.to_string(), &room.to_string()] {
+    for number in ["16384", &limit.to_string(), &room.to_string()] {
         assert!(message.contains(number), "{message}");
     }
     let max = Metrics::of(&server).value("plantstore_connections_max");

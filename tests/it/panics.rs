@@ -43,6 +43,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
         metrics: metrics.for_runtime(),
         header_timeout: timeout,
         body_bytes_max: 1,
+        large_body_permits: plantstore::large_body_permits(1),
         body_timeout: timeout,
         idle_timeout: timeout,
         shutdown: Shutdown::default(),
