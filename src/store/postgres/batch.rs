@@ -1,12 +1,14 @@
-//! Adding plants, and the probe, which is a write. A batch is one `INSERT`. Only if the batch has different plants with one id,
-//! and the first of them was not stored, two more statements find out whether another of them is the stored one.
+//! Adding plants, and the probe, which is a write. A batch is one `INSERT`, or two if an id is taken. Only if the batch has
+//! different plants with one id, and the first of them was not stored, two more statements find out whether another of them is
+//! the stored one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio::time::timeout;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use crate::plant::Plant;
@@ -15,27 +17,42 @@ use crate::store::postgres::rows::encode;
 use crate::store::postgres::{Postgres, Values};
 use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
-/// A replay is a write too: its commit waits for the standby, as that of the first time should have. Sorted, so
-/// that two batches cannot wait for each other. Dated by the clock of the database, which is the same for all nodes.
+/// Sorted, so that two batches cannot wait for each other. Dated by the clock of the database, which is the same for all nodes.
 ///
 /// `synchronous_commit` is set for this transaction alone: whatever the settings of the server, its role or a session that a
 /// pooler shares become after they were checked, this commit is waited for.
-///
-/// Returns one row of arrays, which takes less time to send and to read than a row per plant.
-const ADD: &str = "
-    WITH stored AS (
-        INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
-        SELECT id, name, tag, now(), added_by
-        FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
-             set_config('synchronous_commit',
-                        CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
-                        true)
-        ORDER BY id
-        ON CONFLICT (id) DO UPDATE SET name = excluded.name
-        WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
-        RETURNING id, added_at = now() AS is_new
-    )
-    SELECT coalesce(array_agg(id), '{}'), coalesce(array_agg(is_new), '{}') FROM stored";
+macro_rules! insert_batch {
+    ($rest:literal) => {
+        concat!(
+            "INSERT INTO plantstore.plants (id, name, tag, added_at, added_by)
+             SELECT id, name, tag, now(), added_by
+             FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
+                  set_config('synchronous_commit',
+                             CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
+                             true)
+             ORDER BY id ",
+            $rest
+        )
+    };
+}
+
+/// Fails if an id is taken. Takes half of the time that the server needs for `ADD`.
+const ADD_NEW: &str = insert_batch!("");
+
+/// A replay is a write too: its commit waits for the standby, as that of the first time should have. Returns one row of arrays,
+/// which takes less time to send and to read than a row per plant.
+const ADD: &str = concat!(
+    "WITH stored AS (",
+    insert_batch!(
+        "ON CONFLICT (id) DO UPDATE SET name = excluded.name
+         WHERE plants.name = excluded.name AND plants.tag IS NOT DISTINCT FROM excluded.tag
+         RETURNING id, added_at = now() AS is_new"
+    ),
+    ") SELECT coalesce(array_agg(id), '{}'), coalesce(array_agg(is_new), '{}') FROM stored"
+);
+
+/// For how long an id that was taken makes it likely that others are. The server logs an error for each failed `ADD_NEW`.
+const TAKEN_IDS_INTERVAL: Duration = Duration::from_secs(10);
 
 const RECORD_TOKEN_USE: &str = "
     UPDATE plantstore.tokens SET last_used_at = $2
@@ -125,9 +142,8 @@ impl Postgres {
         Ok(outcomes)
     }
 
-    /// Stores plants with different ids. Returns those that are stored now exactly as given, and whether this statement has added
-    /// them. If the response to an attempt is lost after its commit, the next attempt finds those plants stored, and they count as
-    /// replayed.
+    /// Stores plants with different ids. Returns those that are stored now exactly as given, and whether they were added now. If the
+    /// response to an attempt is lost after its commit, the next attempt finds those plants stored, and they count as replayed.
     fn insert<'a>(
         &mut self,
         additions: impl Iterator<Item = &'a Addition>,
@@ -145,6 +161,23 @@ impl Postgres {
             (&tags, Type::TEXT_ARRAY),
             (&tokens, Type::INT8_ARRAY),
         ];
+        let is_taken_likely = |at: Instant| at.elapsed() < TAKEN_IDS_INTERVAL;
+        if !self.id_taken_at.is_some_and(is_taken_likely) {
+            let is_added =
+                self.run(
+                    async |session| match session.query_prepared(ADD_NEW, values).await {
+                        Ok(_) => Ok(true),
+                        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+                            Ok(false)
+                        }
+                        Err(error) => Err(error),
+                    },
+                )?;
+            if is_added {
+                return Ok(ids.into_iter().map(|id| (id, true)).collect());
+            }
+            self.id_taken_at = Some(Instant::now());
+        }
         let rows = self.run(async |session| session.query_prepared(ADD, values).await)?;
         let [row] = &rows[..] else {
             return Err(Failure::Unknown.because("the database has returned no result of a batch"));

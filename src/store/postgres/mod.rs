@@ -12,7 +12,7 @@ mod tokens;
 pub(super) mod url;
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
@@ -39,6 +39,8 @@ pub struct Postgres {
     /// None only while it is dropped.
     runtime: Option<Runtime>,
     client: RetryingClient,
+    /// When a batch had an id that was taken.
+    id_taken_at: Option<Instant>,
 }
 
 /// The values of a statement, with their SQL types.
@@ -68,6 +70,7 @@ impl Postgres {
                 schema_check: SchemaCheck::First { create },
                 session: None,
             },
+            id_taken_at: None,
         };
         let connected = store.block_on(async |client| {
             let connect = client.session();

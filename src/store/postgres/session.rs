@@ -1,5 +1,6 @@
 //! A connection to a server whose settings are safe: writable, in UTF-8, and with every setting on that makes a commit durable.
 
+use std::collections::HashMap;
 use std::future::{Ready, poll_fn, ready};
 use std::io;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use tokio::sync::OnceCell;
+use parking_lot::Mutex;
 use tokio_postgres::error::Severity;
 use tokio_postgres::tls::TlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, Socket, Statement};
@@ -50,8 +51,8 @@ pub(super) struct Session {
     /// Only its `_typed` methods and `batch_execute` are used. They give a statement no name, so that a pooler that gives each
     /// transaction another server connection (PgBouncer in transaction mode) can be used.
     pub(super) client: Client,
-    /// The statement of a batch; none if there may be a pooler.
-    prepared: Option<OnceCell<Statement>>,
+    /// The statements of batches by their SQL; none if there may be a pooler.
+    prepared: Option<Mutex<HashMap<&'static str, Statement>>>,
     warned: Arc<AtomicBool>,
     settings_checked_at: Instant,
     schema_checked_at: Instant,
@@ -70,7 +71,7 @@ impl Session {
         let session = Self {
             database,
             client,
-            prepared: is_direct.then(OnceCell::new),
+            prepared: is_direct.then(Mutex::default),
             warned,
             settings_checked_at: Instant::now(),
             schema_checked_at: Instant::now(),
@@ -92,19 +93,25 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the statement of a batch, always the same one, which is prepared once on a direct connection.
+    /// Runs a statement of a batch, which is prepared once on a direct connection.
     pub(super) async fn query_prepared(
         &self,
-        sql: &str,
+        sql: &'static str,
         values: &Values<'_>,
     ) -> Result<Vec<Row>, Error> {
         let Some(prepared) = &self.prepared else {
             return self.client.query_typed(sql, values).await;
         };
-        let prepare = || self.client.prepare(sql);
-        let statement = prepared.get_or_try_init(prepare).await?;
+        let known = prepared.lock().get(sql).cloned();
+        let statement = if let Some(statement) = known {
+            statement
+        } else {
+            let statement = self.client.prepare(sql).await?;
+            prepared.lock().insert(sql, statement.clone());
+            statement
+        };
         let values: Vec<_> = values.iter().map(|(value, _)| *value).collect();
-        self.client.query(statement, &values).await
+        self.client.query(&statement, &values).await
     }
 
     pub(super) fn clear_warning(&self) {
