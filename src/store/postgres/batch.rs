@@ -80,6 +80,26 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The time limit of statements that are optional.
 const OPTIONAL_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// The plants of a statement that are stored now exactly as given.
+enum Stored {
+    /// All of them, and none was stored before.
+    AllAdded,
+    /// The ids, and whether they were added now.
+    These(HashMap<i64, bool>),
+}
+
+impl Stored {
+    fn into_map(self, sent: &[&Addition]) -> HashMap<i64, bool> {
+        match self {
+            Self::AllAdded => sent
+                .iter()
+                .map(|addition| (addition.plant.id, true))
+                .collect(),
+            Self::These(stored) => stored,
+        }
+    }
+}
+
 impl Postgres {
     /// Adds a batch of plants in one statement: an outcome for each, in order, once all of it is committed.
     pub(crate) fn add(
@@ -88,11 +108,30 @@ impl Postgres {
         token_uses: &[(TokenId, Timestamp)],
     ) -> Result<Vec<Outcome>, StoreError> {
         // A statement can contain an id only once: the first plant with an id is sent, and later ones are compared with it.
-        let mut first = BTreeMap::new();
-        for addition in batch {
-            first.entry(addition.plant.id).or_insert(addition);
+        let mut first: Vec<_> = batch.iter().collect();
+        first.sort_by_key(|addition| addition.plant.id);
+        first.dedup_by_key(|addition| addition.plant.id);
+        let outcomes = match self.insert(&first)? {
+            Stored::AllAdded if first.len() == batch.len() => vec![Outcome::Added; batch.len()],
+            stored => self.outcomes(batch, &first, stored)?,
+        };
+        for (token, used_at) in token_uses {
+            let values: &Values<'_> = &[(&token.0, Type::INT8), (used_at, Type::TIMESTAMPTZ)];
+            self.execute_if_fast(RECORD_TOKEN_USE, values);
         }
-        let mut stored = self.insert(first.values().copied())?;
+        Ok(outcomes)
+    }
+
+    /// The outcomes of a batch in which some ids were taken, or given more than once. `first` are the plants that were sent.
+    fn outcomes(
+        &mut self,
+        batch: &[Addition],
+        first: &[&Addition],
+        stored: Stored,
+    ) -> Result<Vec<Outcome>, StoreError> {
+        let mut stored = stored.into_map(first);
+        let first = first.iter().map(|addition| (addition.plant.id, *addition));
+        let mut first: BTreeMap<_, _> = first.collect();
 
         // If the first plant with an id is not the stored one, a later plant of the batch with that id may be.
         let others: Vec<_> = batch
@@ -116,7 +155,7 @@ impl Postgres {
             let again: Vec<_> = again
                 .filter(|addition| ids.contains(&addition.plant.id))
                 .collect();
-            stored.extend(self.insert(again.into_iter())?);
+            stored.extend(self.insert(&again)?.into_map(&again));
         }
 
         let mut seen = HashSet::new();
@@ -134,20 +173,12 @@ impl Postgres {
                 _ => Outcome::Conflict,
             }
         };
-        let outcomes = batch.iter().map(outcome).collect();
-        for (token, used_at) in token_uses {
-            let values: &Values<'_> = &[(&token.0, Type::INT8), (used_at, Type::TIMESTAMPTZ)];
-            self.execute_if_fast(RECORD_TOKEN_USE, values);
-        }
-        Ok(outcomes)
+        Ok(batch.iter().map(outcome).collect())
     }
 
     /// Stores plants with different ids. Returns those that are stored now exactly as given, and whether they were added now. If the
     /// response to an attempt is lost after its commit, the next attempt finds those plants stored, and they count as replayed.
-    fn insert<'a>(
-        &mut self,
-        additions: impl Iterator<Item = &'a Addition>,
-    ) -> Result<HashMap<i64, bool>, StoreError> {
+    fn insert(&mut self, additions: &[&Addition]) -> Result<Stored, StoreError> {
         let (mut ids, mut names, mut tags, mut tokens) = (vec![], vec![], vec![], vec![]);
         for Addition { plant, token } in additions {
             ids.push(plant.id);
@@ -174,7 +205,7 @@ impl Postgres {
                     },
                 )?;
             if is_added {
-                return Ok(ids.into_iter().map(|id| (id, true)).collect());
+                return Ok(Stored::AllAdded);
             }
             self.id_taken_at = Some(Instant::now());
         }
@@ -183,7 +214,7 @@ impl Postgres {
             return Err(Failure::Unknown.because("the database has returned no result of a batch"));
         };
         let (ids, is_new): (Vec<i64>, Vec<bool>) = (row.get(0), row.get(1));
-        Ok(ids.into_iter().zip(is_new).collect())
+        Ok(Stored::These(ids.into_iter().zip(is_new).collect()))
     }
 
     /// Plants are waiting for this to return, so it is skipped if it takes long: it will be run again some time.
