@@ -500,7 +500,7 @@ fn goes_on_or_stops(case: &mut Case, act: impl FnOnce(&Case)) {
 
 /// After a disk error the kernel makes a file system read-only: writes to open files fail.
 fn writes_fail(case: &mut Case) {
-    let fault = "pwrite64:error=EROFS:when=60+";
+    let fault = "pwrite64:error=EROFS:when=200+";
     let mut server = Server::start_with_fault(case.dir(), fault, &[]);
     let load = case.load(2, 400);
     let history = load.start(server.address(), &server.token()).finish();

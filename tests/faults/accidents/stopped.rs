@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::Connection;
+use rusqlite::config::DbConfig;
 
 use crate::accidents::{
     Case, Row, STOP_LIMIT, is_error_message, wait_for_adds, with_suffix, within,
@@ -262,6 +263,7 @@ fn read(path: &Path) -> Vec<u8> {
 fn orphan_wal(case: &mut Case, creator: &[&str], accident: fn(&Case)) {
     write_others(case);
     case.killed();
+    write_all_pages(case);
     let wal = case.path("plantstore.db-wal");
     let before = read(&wal);
     accident(case);
@@ -269,6 +271,15 @@ fn orphan_wal(case: &mut Case, creator: &[&str], accident: fn(&Case)) {
     case.expect(read(&wal) == before, "lost", "the WAL is changed or gone");
     fs::rename(case.path("aside.db"), case.path("plantstore.db")).expect("a move");
     case.serves_all();
+}
+
+/// With all pages in the WAL, nothing but its missing database tells that it must not be used.
+fn write_all_pages(case: &Case) {
+    let store = Connection::open(case.path("plantstore.db")).expect("a database");
+    let config = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+    store.set_db_config(config, true).expect("a setting");
+    let vacuum = "PRAGMA wal_autocheckpoint = 0; VACUUM";
+    store.execute_batch(vacuum).expect("a copy of all pages");
 }
 
 /// The WAL still exists, possibly under another name.
