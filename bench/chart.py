@@ -1,12 +1,15 @@
 """Line charts as SVG, readable on light and dark backgrounds, with labels at the end of each line."""
 
+import itertools
 import math
 from html import escape
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 56, 48
 GREY = "#868e96"
-COLOURS = ["#2f9e44", "#e8590c", "#f08c00", "#7048e8", "#1c7ed6", "#22b8cf", "#d6336c", "#846358"]
+COLOURS = [
+    "#2f9e44", "#e8590c", "#f08c00", "#7048e8", "#1c7ed6", "#22b8cf", "#d6336c", "#846358", "#5c940d", "#0b7285", "#a61e4d", "#f783ac",
+]  # fmt: skip
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #343a40 }
   .title { font-size: 15px; font-weight: 600 }
@@ -45,7 +48,7 @@ def panel(title, unit, x_title, x_labels, series, logarithmic=False):
         parts.append(text(x(index), HEIGHT - BOTTOM + 20, label, anchor="middle"))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_title, "quiet", "middle"))
 
-    names, colours = [], iter(COLOURS)
+    names, colours = [], itertools.cycle(COLOURS)
     for name, values, kind in series:
         colour = GREY if kind == "baseline" else next(colours)
         points = [(x(index), y(value)) for index, value in enumerate(values) if value]
