@@ -19,11 +19,11 @@ const CHECKPOINT_FRAMES: i32 = 1000;
 
 /// A checkpoint of at most this many frames runs between two batches instead of in the thread. Only such a checkpoint can reset the WAL:
 /// during a checkpoint of the thread more frames are added.
-const SHORT_CHECKPOINT_FRAMES: i32 = 400;
+const SHORT_CHECKPOINT_FRAMES: i32 = 800;
 
 /// If the WAL has grown by this many frames, the next batch waits for the checkpoint: after a crash the next start has to checkpoint all
 /// of it.
-const UNCHECKPOINTED_FRAMES_MAX: i32 = 4000;
+const UNCHECKPOINTED_FRAMES_MAX: i32 = 3000;
 
 /// How long a batch waits for the thread's checkpoint before a WAL is reset, and then for short readers to end.
 const RESET_TIMEOUT: Duration = Duration::from_secs(1);

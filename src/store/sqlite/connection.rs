@@ -53,3 +53,20 @@ pub(super) fn unusable(store: &Path) -> impl FnOnce(rusqlite::Error) -> OpenErro
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_insert_of_several_rows_needs_no_temporary_file() {
+        let connection = Connection::open_in_memory().expect("memory");
+        let sql = "SELECT EXISTS (SELECT 1 FROM pragma_compile_options WHERE compile_options = 'STMTJRNL_SPILL=-1')";
+        let is_set = connection.query_row(sql, [], |row| row.get::<_, bool>(0));
+        assert_eq!(
+            is_set,
+            Ok(true),
+            "SQLite is built without .cargo/config.toml"
+        );
+    }
+}

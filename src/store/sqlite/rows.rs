@@ -31,8 +31,7 @@ pub(super) const INSERT_PLANT: &str =
 /// The rows of `INSERT_SEVERAL`. A statement has a fixed cost, which they share.
 pub(super) const INSERT_LEN: usize = 16;
 
-/// `INSERT_PLANT` for several rows of one batch. Parameters 1 and 2 are those that the rows have in common. `OR FAIL`: after any
-/// other error the whole transaction is rolled back, so SQLite need not keep what would undo this statement alone.
+/// `INSERT_PLANT` for several rows of one batch. Parameters 1 and 2 are those that the rows have in common.
 pub(super) static INSERT_SEVERAL: LazyLock<String> = LazyLock::new(|| {
     let row = |index| {
         let [id, name, tag, added_by, checksum] =
@@ -41,7 +40,7 @@ pub(super) static INSERT_SEVERAL: LazyLock<String> = LazyLock::new(|| {
     };
     let rows: Vec<_> = (0..INSERT_LEN).map(row).collect();
     format!(
-        "INSERT OR FAIL INTO plants (id, name, tag, added_at, added_by, checksum, batch) VALUES {} ON CONFLICT (id) DO NOTHING",
+        "INSERT INTO plants (id, name, tag, added_at, added_by, checksum, batch) VALUES {} ON CONFLICT (id) DO NOTHING",
         rows.join(", ")
     )
 });
