@@ -273,7 +273,7 @@ fn orphan_wal(case: &mut Case, creator: &[&str], accident: fn(&Case)) {
     case.serves_all();
 }
 
-/// With all pages in the WAL, nothing but its missing database tells that it must not be used.
+/// With all pages in the WAL, nothing but its missing database shows that it must not be used.
 fn write_all_pages(case: &Case) {
     let store = Connection::open(case.path("plantstore.db")).expect("a database");
     let config = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
