@@ -111,12 +111,12 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# Compares the service with other servers and with the baseline; writes docs/performance.md. About 15 minutes; ROUNDS and
+# Compares the service with other servers and with the baseline; writes docs/performance.md. About 25 minutes; ROUNDS and
 # SECONDS_A_ROUND shorten it.
 bench: bench-build
 	bench/run
 
-# Throughput as the store grows to ten million plants; writes docs/performance.md. About an hour; PLANTS_MAX shortens it.
+# Throughput as the store grows to ten million plants; writes docs/performance.md. About 10 minutes; PLANTS_MAX shortens it.
 bench-growth: bench-build
 	bench/growth
 

@@ -13,7 +13,7 @@ DOCS = pathlib.Path(os.environ.get("BENCH_DOCS", measure.ROOT / "docs"))
 MIB = 2**20
 INTRODUCTION = """# Performance
 
-Reproduce these numbers with `make bench` (first part, about 15 minutes) and `make bench-growth` (second part, about an hour). They
+Reproduce these numbers with `make bench` (first part, about 25 minutes) and `make bench-growth` (second part, about 10 minutes). They
 rewrite this page. Absolute numbers depend on the machine; compare the ratios of one run. A target with the result FAIL is not met by
 this version; it stays in the table as the aim of a later one.
 """
