@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::{self, BufReader, ErrorKind, Read};
+use std::io::{self, BufReader, ErrorKind, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -24,6 +24,9 @@ use crate::store::sqlite::lock::{LastBatch, Lock, State};
 
 /// A command may be writing while this reads, so damage is reported only if it is found this many times.
 const ATTEMPTS: usize = 3;
+
+/// What a disk writes completely or not at all.
+const SECTOR_LEN: u64 = 512;
 
 /// Whether a damaged WAL may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -120,7 +123,15 @@ struct Problems {
 
 /// Reads a WAL to its end.
 fn inspect(wal: &Path, database: &Path) -> io::Result<Problems> {
-    let Some(mut wal) = Wal::open(wal)? else {
+    let Some(wal) = if_exists(File::open(wal))? else {
+        return Ok(Problems::default());
+    };
+    let database_len = fs::metadata(database)?.len();
+    inspect_file(wal, database_len)
+}
+
+fn inspect_file(wal: impl Read + Seek, database_len: u64) -> io::Result<Problems> {
+    let Some(mut wal) = Wal::read_header(wal)? else {
         return Ok(Problems::default());
     };
     // A header is synced before any frame is written, so an invalid one is damaged.
@@ -130,25 +141,31 @@ fn inspect(wal: &Path, database: &Path) -> io::Result<Problems> {
         wal.is_big_endian = cfg!(target_endian = "big");
     }
     let page_size = u64::from(wal.page_size);
-    let pages_in_file = fs::metadata(database)?.len() / page_size;
+    let pages_in_file = database_len / page_size;
     let mut pages_in_wal = HashSet::new(); // beyond the end of the file
     let mut pages = 0; // of the database, after the last commit
     let mut is_damaged = false;
     let mut follows_commit = false;
+    let mut offset = WAL_HEADER_LEN as u64;
     // The rest of a transaction that was rolled back does not continue from the commit that was written over its beginning.
     while !is_damaged && fill(&mut wal.file, &mut wal.frame)? {
-        if wal.is_valid && wal.frame[8..16] != wal.header[16..24] {
-            is_readable = false; // other salts: left from before the WAL was reset, or damaged
+        let is_valid = if wal.is_valid && wal.frame[8..16] != wal.header[16..24] {
+            // Other salts: left from before the WAL was reset, or damaged.
             wal.file.seek_relative(wal.page_size.into())?;
+            false
         } else {
             let Some(is_valid) = wal.read_page()? else {
                 break;
             };
             is_damaged = is_valid && follows_commit && !is_readable;
-            is_readable &= is_valid;
-        }
+            is_valid
+        };
+        is_readable &= is_valid;
         let (page, pages_after_commit) = (u32_at(&wal.frame, 0), u32_at(&wal.frame, 4));
-        follows_commit = pages_after_commit != 0;
+        // A power failure may leave the commit of an older frame in front of the checksum of the frame that was to replace it.
+        let is_torn = !is_valid && offset % SECTOR_LEN + WAL_FRAME_HEADER_LEN as u64 > SECTOR_LEN;
+        follows_commit = pages_after_commit != 0 && !is_torn;
+        offset += WAL_FRAME_HEADER_LEN as u64 + page_size;
         if is_readable && u64::from(page) > pages_in_file {
             pages_in_wal.insert(u64::from(page));
         }
@@ -167,8 +184,8 @@ fn inspect(wal: &Path, database: &Path) -> io::Result<Problems> {
 }
 
 /// A WAL file (file format of SQLite, section 4.1).
-struct Wal {
-    file: BufReader<File>,
+struct Wal<R> {
+    file: BufReader<R>,
     header: [u8; WAL_HEADER_LEN],
     /// True if SQLite would read this WAL.
     is_valid: bool,
@@ -182,12 +199,9 @@ struct Wal {
     page: Vec<u8>,
 }
 
-impl Wal {
-    /// None if there is no file, or if it is too short for a header.
-    fn open(path: &Path) -> io::Result<Option<Self>> {
-        let Some(file) = if_exists(File::open(path))? else {
-            return Ok(None);
-        };
+impl<R: Read> Wal<R> {
+    /// None if the file is too short for a header.
+    fn read_header(file: R) -> io::Result<Option<Self>> {
         let mut file = BufReader::with_capacity(1 << 16, file);
         let mut header = [0; WAL_HEADER_LEN];
         if !fill(&mut file, &mut header)? {
@@ -256,4 +270,73 @@ fn sums_at(bytes: &[u8], at: usize) -> [u32; 2] {
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let bytes = bytes[at..].first_chunk().expect("a header is longer");
     u32::from_be_bytes(*bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE_LEN: usize = 512;
+    const FRAME_LEN: usize = WAL_FRAME_HEADER_LEN + PAGE_LEN;
+
+    /// A WAL whose frames, all of them commits, have these salts.
+    fn wal(salt: u8, frames: u8) -> Vec<u8> {
+        let mut wal = WAL_MAGIC.to_be_bytes().to_vec();
+        for word in [3_007_000_u32, 512, 0] {
+            wal.extend_from_slice(&word.to_be_bytes());
+        }
+        wal.extend_from_slice(&[salt; 8]);
+        let mut sums = add_to([0; 2], false, &wal);
+        wal.extend(sums.iter().flat_map(|sum| sum.to_be_bytes()));
+        for frame in 0..frames {
+            let start = wal.len();
+            wal.extend_from_slice(&[0, 0, 0, 1, 0, 0, 0, 1]);
+            let page = [salt ^ frame; PAGE_LEN];
+            for bytes in [&wal[start..], &page] {
+                sums = add_to(sums, false, bytes);
+            }
+            wal.extend_from_slice(&[salt; 8]);
+            wal.extend(sums.iter().flat_map(|sum| sum.to_be_bytes()));
+            wal.extend_from_slice(&page);
+        }
+        wal
+    }
+
+    fn is_damaged(wal: &[u8]) -> bool {
+        let problems = inspect_file(io::Cursor::new(wal), PAGE_LEN as u64).expect("memory");
+        problems.is_damaged
+    }
+
+    #[test]
+    fn a_changed_frame_before_others_is_damage() {
+        let whole = wal(1, 120);
+        assert!(!is_damaged(&whole));
+        for frame in 0..117 {
+            let mut changed = whole.clone();
+            changed[WAL_HEADER_LEN + frame * FRAME_LEN + 100] ^= 1;
+            assert!(is_damaged(&changed), "{frame}");
+        }
+    }
+
+    /// The header of some frames crosses a boundary, so that a power failure may leave a half of an older one.
+    #[test]
+    fn a_frame_that_was_half_written_is_no_damage() {
+        let before = wal(1, 120);
+        let mut crossing = 0;
+        for frame in 0..120 {
+            let start = WAL_HEADER_LEN + usize::from(frame) * FRAME_LEN;
+            let boundary = start.next_multiple_of(512);
+            if boundary >= start + WAL_FRAME_HEADER_LEN {
+                continue;
+            }
+            crossing += 1;
+            // The last transaction has this frame and the next one, and none of it was synced.
+            let after = wal(2, frame + 2);
+            let mut torn = before.clone();
+            torn[..start].copy_from_slice(&after[..start]);
+            torn[boundary..after.len()].copy_from_slice(&after[boundary..]);
+            assert!(!is_damaged(&torn), "{frame}");
+        }
+        assert!(crossing > 2);
+    }
 }
