@@ -5,6 +5,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
+FUZZ_VERSION := 0.13.2
 FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer
 
 # Test modules that run against PostgreSQL as well as SQLite.
@@ -13,7 +14,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-postgres browser faults-sample faults schemathesis bench bench-growth bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-postgres browser faults-sample faults schemathesis harden fuzz bench bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -111,6 +112,20 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
+# Attacks and overload while honest clients use the service; writes the tables of docs/security.md. About 15 minutes.
+harden: bench-build
+	@scripts/install-missing postgresql
+	tests/harden/run
+
+# Ten million inputs for each fuzz target; adds what they reach to fuzz/corpus and writes the table of docs/security.md. RUNS shortens
+# it. Half an hour.
+fuzz: $(TOOLS)/bin/cargo-fuzz
+	@scripts/install-missing g++ python3
+	fuzz/run
+
+$(TOOLS)/bin/cargo-fuzz:
+	$(CARGO) install cargo-fuzz --version $(FUZZ_VERSION) --locked --debug --root $(TOOLS)
+
 # Compares the service with other servers and with the baseline; writes docs/performance.md. About 25 minutes; ROUNDS and
 # SECONDS_A_ROUND shorten it.
 bench: bench-build
@@ -119,6 +134,11 @@ bench: bench-build
 # Throughput as the store grows to ten million plants; writes docs/performance.md. About 10 minutes; PLANTS_MAX shortens it.
 bench-growth: bench-build
 	bench/growth
+
+# 100,000 tokens in use; writes docs/performance.md. About 5 minutes; TOKENS, ROUNDS and SECONDS_A_ROUND shorten it.
+bench-tokens: bench-build
+	@scripts/install-missing postgresql
+	bench/tokens
 
 # Throughput while a backup runs. About five minutes; PLANTS, ROUNDS and SECONDS_A_ROUND shorten it.
 bench-backup: bench-build
@@ -132,7 +152,7 @@ bench-import: build
 # The binary is built separately from the examples, as for a release: their features would be unified.
 bench-build: build
 	@scripts/install-missing python3
-	$(CARGO) build --release --locked --example baseline --example load
+	$(CARGO) build --release --locked --example baseline --example create_tokens --example load
 
 # Counts the instructions of an add and fails if they have grown by more than 5 %. Run it after a change to that path.
 instructions:

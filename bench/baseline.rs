@@ -7,10 +7,11 @@ use std::time::Duration;
 use hyper::Request;
 use hyper::body::Incoming;
 use plantstore::{
-    AppState, ErrorKind, Handled, Metrics, Mode, RequestContext, RuntimeTokens, Runtimes, Shutdown,
-    Store, TokenCache, Writer, plant_response, read_plant, start_logging,
+    AppState, ConnectionState, ErrorKind, Handled, KnownTokens, Metrics, Mode, Peer,
+    RequestContext, RuntimeTokens, Runtimes, Shutdown, Store, Writer, plant_response, read_plant,
+    serve_connection, start_logging,
 };
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 /// `baseline ADDRESS STORE LOG_LEVEL`, with an existing store that has its first token.
@@ -27,24 +28,26 @@ async fn main() -> anyhow::Result<()> {
     let stores = vec![Store::open(&location, Mode::Read)?];
     let (writer, _thread) = Writer::spawn(stores, 4096, timeout, Arc::clone(&metrics));
     let reader = Store::open(&location, Mode::Read)?;
-    let tokens = TokenCache::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
+    let tokens = KnownTokens::start(reader, writer.clone(), Arc::clone(&metrics), timeout, None);
     let runtimes = Runtimes::start(|| AppState {
         writer: writer.for_this_runtime(),
         tokens: RuntimeTokens::new(&tokens),
         metrics: metrics.for_runtime(),
-        header_timeout: timeout,
-        body_bytes_max: 1 << 20,
-        large_body_permits: plantstore::large_body_permits(1 << 20),
-        body_timeout: timeout,
-        idle_timeout: timeout,
+        limits: Arc::default(),
         shutdown: Shutdown::default(),
     })?;
     let listener = TcpListener::bind(address).await?;
     let mut tasks = JoinSet::new();
     loop {
-        let (stream, _) = listener.accept().await?;
+        let (stream, address) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        runtimes.serve(stream.into_std()?, without_store, &mut tasks, ());
+        let stream = stream.into_std()?;
+        let connection = ConnectionState::new(Peer::new(address.ip(), &[]), Arc::default());
+        runtimes.spawn(&mut tasks, |state| async move {
+            if let Ok(stream) = TcpStream::from_std(stream) {
+                serve_connection(stream, state, connection, without_store).await;
+            }
+        });
     }
 }
 

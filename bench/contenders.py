@@ -134,6 +134,7 @@ class PlantStore(Contender):
     name = "Plant Store"
     promise = "On disk. Replays get the same response."
     peer = False
+    flags = ()
 
     def prepare(self):
         self.store = f"sqlite:{self.directory}/plantstore.db"
@@ -145,7 +146,7 @@ class PlantStore(Contender):
 
     def command(self):
         listeners = ["--listen", self.address, "--ops-listen", "127.0.0.1:0"]
-        return [RELEASE / "plantstore", "serve", *listeners, "--store", self.store]
+        return [RELEASE / "plantstore", "serve", *listeners, "--store", self.store, *self.flags]
 
     def count(self):
         return self.rows_in("plantstore.db")

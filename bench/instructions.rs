@@ -10,9 +10,9 @@ use http_body_util::Full;
 use hyper::Request;
 use hyper::body::Bytes;
 use plantstore::{
-    Addition, AppState, ErrorKind, Handled, Location, Metrics, Mode, NewPlant, RequestContext,
-    RuntimeTokens, Shutdown, Store, Token, TokenCache, TokenId, TokenRecord, Writer,
-    plant_response, read_plant, respond, start_logging,
+    Addition, AppState, ConnectionState, ErrorKind, Handled, KnownTokens, Location, Metrics, Mode,
+    NewPlant, Peer, RequestContext, RuntimeTokens, Shutdown, Store, Token, TokenId, TokenRecord,
+    Writer, plant_response, read_plant, respond, start_logging,
 };
 use tracing::level_filters::LevelFilter;
 
@@ -50,25 +50,23 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
     let (writer, _thread) = Writer::spawn(vec![store], 1024, timeout, Arc::clone(&metrics));
     let reader = Store::open(location, Mode::Read)?;
-    let tokens = TokenCache::new(reader, writer.clone(), Arc::clone(&metrics), timeout);
+    let tokens = KnownTokens::start(reader, writer.clone(), Arc::clone(&metrics), timeout, None);
     let state = Arc::new(AppState {
         tokens: RuntimeTokens::new(&tokens),
         writer,
         metrics: metrics.for_runtime(),
-        header_timeout: timeout,
-        body_bytes_max: 1 << 20,
-        large_body_permits: plantstore::large_body_permits(1 << 20),
-        body_timeout: timeout,
-        idle_timeout: timeout,
+        limits: Arc::default(),
         shutdown: Shutdown::default(),
     });
+    let peer = Peer::new([127, 0, 0, 1].into(), &[]);
+    let connection = ConnectionState::new(peer, Arc::default());
     runtime.block_on(async {
         for id in 0..adds {
             let request = Request::post("/plants")
                 .header("authorization", format!("Bearer {}", token.reveal()))
                 .header("content-type", "application/json")
                 .body(Full::<Bytes>::from(body(id)))?;
-            let response = respond(&state, request, without_store).await;
+            let response = respond(&state, &connection, request, without_store).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }

@@ -1,5 +1,6 @@
 """Measurements: the load generator, CPU and memory of a server's processes, the disk, the machine."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -55,26 +56,45 @@ def run_unprivileged(command, directory, timeout=120, **environment):
     return done.stdout
 
 
-def load(contender, connections, *, seconds=None, requests=None, rate=None, random=False):
-    """Runs the load generator against a contender; returns its results and the server's CPU time and memory."""
+def load_command(contender, connections, *, seconds=None, requests=None, rate=None, random=False, tokens=None, from_send=False):
     command = [
         RELEASE / "examples" / "load", "--address", contender.address, "--connections", str(connections),
         "--path", contender.path, "--expect", str(contender.expect), "--first", str(contender.next_plant),
         "--header", "Content-Type: application/json",
     ]  # fmt: skip
-    for header in contender.headers():
+    for header in contender.headers() if tokens is None else []:
         command += ["--header", header]
     for body in contender.bodies:
         command += ["--body", body]
+    command += ["--tokens", tokens] if tokens else []
     command += ["--seconds", str(seconds)] if seconds else ["--requests", str(requests)]
     command += ["--rate", str(rate)] if rate else []
     command += ["--random"] if random else []
+    command += ["--from-send"] if from_send else []
+    return command
+
+
+@contextlib.contextmanager
+def background_load(contender, connections, **options):
+    """Load until the end of a `with` block, which is not measured."""
+    command = load_command(contender, connections, requests=2**60, random=True, **options)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, **AS_NOBODY)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def load(contender, connections, **options):
+    """Runs the load generator against a contender; returns its results and the server's CPU time and memory."""
+    command = load_command(contender, connections, **options)
 
     # Flush the writes of other servers before the measurement.
     os.sync()
     reset_peak_memory(contender.pids())
     cpu_before = cpu_seconds(contender.pids())
-    done = subprocess.run(command, capture_output=True, text=True, timeout=(seconds or 3600) + 180, **AS_NOBODY)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=(options.get("seconds") or 3600) + 180, **AS_NOBODY)
     if done.returncode != 0:
         raise RuntimeError(f"load on {contender.name}: {done.stderr.strip()[-500:]}")
     result = json.loads(done.stdout)

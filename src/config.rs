@@ -1,11 +1,14 @@
 //! Every setting, once: its name, default and help. The flag, the environment variable and the key in the configuration file
 //! are derived from the name.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use hyper::header::HeaderValue;
+use ipnet::IpNet;
 use jiff::{SignedDuration, Span, SpanRelativeTo};
 use tracing::level_filters::LevelFilter;
 
@@ -53,16 +56,44 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = ops_address)]
     pub(crate) ops_listen: AddressOrOff,
 
+    /// Host name with a dot under which the private listener is reached; several with commas
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) ops_host: Vec<String>,
+
     #[command(flatten)]
     pub(crate) body: BodySettings,
 
-    /// Maximum number of open connections; further ones wait to be accepted
+    /// Maximum number of open connections; beyond it, unauthenticated and idle ones are closed
     #[arg(long, value_name = "N", default_value = "16384", value_parser = up_to(1 << 20))]
     pub(crate) max_connections: usize,
+
+    /// Maximum number of open connections from one address (IPv6: one /64 network); a quarter of all unless given
+    #[arg(long, value_name = "N", value_parser = up_to(1 << 20))]
+    pub(crate) max_connections_per_address: Option<usize>,
 
     /// Maximum number of plants waiting for the store; further adds return 503
     #[arg(long, value_name = "N", default_value = "16384", value_parser = up_to(1 << 20))]
     pub(crate) max_queue: usize,
+
+    /// Maximum requests per second of a token that has no limit of its own; unlimited unless given
+    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(NonZeroU32))]
+    pub(crate) rate_limit: Option<NonZeroU32>,
+
+    /// Maximum requests per second from one address without a valid token, or off
+    #[arg(long, value_name = "PER_SECOND", default_value = "100", value_parser = limit_or_off)]
+    pub(crate) auth_failure_limit: LimitOrOff,
+
+    /// Origin of a web page that may send requests, such as `https://plants.example`; several with commas
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, value_delimiter = ',')]
+    pub(crate) cors_origin: Vec<HeaderValue>,
+
+    /// Network of reverse proxies, such as 10.0.0.0/8, whose X-Forwarded-For or Forwarded header names the client
+    #[arg(long, value_name = "CIDR", value_parser = network, value_delimiter = ',')]
+    pub(crate) trusted_proxy: Vec<IpNet>,
+
+    /// Expect the PROXY protocol, version 2, from the trusted proxies, and no other connections
+    #[arg(long)]
+    pub(crate) proxy_protocol: bool,
 
     #[command(flatten)]
     pub(crate) wal: WalSettings,
@@ -78,6 +109,10 @@ pub(crate) struct Settings {
     /// Time limit for receiving the request body
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) body_timeout: Duration,
+
+    /// Time limit for a whole request, from its first byte to the last byte of the response
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub(crate) request_timeout: Duration,
 
     /// Time limit for an idle connection, and for a client that does not read its response
     #[arg(long, value_name = "TIME", default_value = "75s", value_parser = duration)]
@@ -117,6 +152,44 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     };
     full.parse()
         .map_err(|_| "expected an address such as 127.0.0.1:8080, localhost:8080 or :8080".into())
+}
+
+pub(crate) type LimitOrOff = Option<NonZeroU32>;
+
+fn limit_or_off(text: &str) -> Result<LimitOrOff, String> {
+    match text {
+        "off" => Ok(None),
+        _ => match text.parse() {
+            Ok(limit) => Ok(Some(limit)),
+            Err(_) => Err("expected a number from 1, or off".to_owned()),
+        },
+    }
+}
+
+/// As browsers send it: scheme and host in lower case, a port unless it is the usual one, no path.
+fn origin(text: &str) -> Result<HeaderValue, String> {
+    let host = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    let is_host = |host: &str| {
+        let is_allowed =
+            |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9') || b"-._:[]".contains(&byte);
+        !host.is_empty() && host.bytes().all(is_allowed)
+    };
+    let origin = host
+        .filter(|host| is_host(host))
+        .and_then(|_| text.parse().ok());
+    origin.ok_or_else(|| {
+        "expected an origin such as https://plants.example, without a path".to_owned()
+    })
+}
+
+/// A network, or a single address.
+fn network(text: &str) -> Result<IpNet, String> {
+    let network = text
+        .parse()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+    network.map_err(|_| "expected a network such as 10.0.0.0/8, or an address".to_owned())
 }
 
 fn up_to(max: u64) -> RangedU64ValueParser<usize> {

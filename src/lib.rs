@@ -19,6 +19,8 @@ mod cli;
 mod config;
 mod formats;
 mod fs;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod http;
 mod logging;
 mod metrics;
@@ -32,12 +34,14 @@ mod token;
 mod version;
 mod writer;
 
-pub use auth::{RuntimeTokens, TokenCache};
+pub use auth::{KnownTokens, RuntimeTokens};
 pub use cli::run;
+pub use http::client::Peer;
 pub use http::connection::{respond, serve as serve_connection};
 pub use http::docs::OPENAPI_YAML;
 pub use http::error::{ApiError, ErrorKind};
-pub use http::{AppState, Handled, RequestContext, large_body_permits, plant_response, read_plant};
+pub use http::stream::ConnectionState;
+pub use http::{AppState, Handled, Limits, RequestContext, plant_response, read_plant};
 pub use logging::start as start_logging;
 pub use metrics::Metrics;
 pub use plant::NewPlant;

@@ -3,7 +3,7 @@
 
 use std::iter::zip;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ const DURATION_BOUNDS_US: &[u64] = &[
 const BATCH_BOUNDS: &[u64] = &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
 /// The statuses of responses that are not errors.
-const SUCCESSES: [u16; 3] = [200, 304, 307];
+const SUCCESSES: [u16; 4] = [200, 204, 304, 307];
 
 /// The first digit of a status is 1 to 5.
 const STATUS_CLASSES: usize = 5;
@@ -75,7 +75,6 @@ pub struct HttpMetrics {
     responses: Vec<Counter>,
     /// By the first digit of the status.
     durations_us: Vec<Histogram>,
-    pub(crate) token_cache_hits: Counter,
 }
 
 /// The status, and the error code if there is one.
@@ -88,7 +87,6 @@ impl HttpMetrics {
             durations_us: (0..STATUS_CLASSES)
                 .map(|_| Histogram::new(DURATION_BOUNDS_US))
                 .collect(),
-            token_cache_hits: Counter::default(),
             response_kinds,
         }
     }
@@ -144,6 +142,10 @@ pub struct Metrics {
     response_kinds: Arc<[ResponseKind]>,
     runtimes: Mutex<Vec<Arc<HttpMetrics>>>,
     pub(crate) connections_accepted: Counter,
+    /// Because their address had too many.
+    pub(crate) connections_rejected: Counter,
+    /// To make room for others.
+    pub(crate) connections_evicted: Counter,
     /// Each open connection has a clone.
     open_connections: Arc<()>,
     pub(crate) batch_plants: Histogram,
@@ -151,8 +153,11 @@ pub struct Metrics {
     pub(crate) adds: Adds,
     /// Milliseconds since 1970; 0 before the first commit.
     pub(crate) last_commit_ms: AtomicU64,
-    pub(crate) token_cache_entries: AtomicU64,
-    pub(crate) token_cache_misses: Counter,
+    pub(crate) tokens: AtomicU64,
+    /// Successful ones and failed ones.
+    pub(crate) token_readings: [Counter; 2],
+    /// False after the last reading of the tokens has failed.
+    pub(crate) are_tokens_readable: AtomicBool,
 }
 
 impl Metrics {
@@ -168,13 +173,16 @@ impl Metrics {
             response_kinds: successes.into_iter().chain(errors).collect(),
             runtimes: Mutex::default(),
             connections_accepted: Counter::default(),
+            connections_rejected: Counter::default(),
+            connections_evicted: Counter::default(),
             open_connections: Arc::default(),
             batch_plants: Histogram::new(BATCH_BOUNDS),
             commit_durations_us: Histogram::new(DURATION_BOUNDS_US),
             adds: Adds::default(),
             last_commit_ms: AtomicU64::default(),
-            token_cache_entries: AtomicU64::default(),
-            token_cache_misses: Counter::default(),
+            tokens: AtomicU64::default(),
+            token_readings: Default::default(),
+            are_tokens_readable: AtomicBool::new(false),
         }
     }
 
@@ -232,14 +240,6 @@ impl Metrics {
             })
             .collect()
     }
-
-    pub(crate) fn token_cache_hits(&self) -> u64 {
-        let runtimes = self.runtimes.lock();
-        runtimes
-            .iter()
-            .map(|http| http.token_cache_hits.value())
-            .sum()
-    }
 }
 
 fn counters(len: usize) -> Vec<Counter> {
@@ -275,6 +275,7 @@ mod tests {
             metrics.responses(),
             [
                 (200, None, 2),
+                (204, None, 0),
                 (304, None, 0),
                 (307, None, 0),
                 (400, Some(40000), 2),

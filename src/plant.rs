@@ -246,5 +246,9 @@ fn line_and_column(before: &[u8]) -> (usize, usize) {
     (lines.count(), column)
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+#[path = "plant/tests/oracle.rs"]
+pub(crate) mod oracle;
+
 #[cfg(test)]
 mod tests;

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -62,6 +63,12 @@ struct Settings {
     /// "Name: value", any number of times
     #[arg(long)]
     header: Vec<String>,
+    /// A file with a bearer token on each line; they are used in turn
+    #[arg(long)]
+    tokens: Option<PathBuf>,
+    /// Open loop: latency counts from the time when a request was sent, not when it should have been
+    #[arg(long)]
+    from_send: bool,
     /// A body with @id and @name in it; several are used in turn
     #[arg(long, required = true)]
     body: Vec<String>,
@@ -108,6 +115,7 @@ struct Load {
     idle: Vec<usize>,
     requests: Requests,
     expect: u16,
+    from_send: bool,
 
     start: Instant,
     end: Option<Instant>,
@@ -135,8 +143,9 @@ impl Load {
         Ok(Self {
             poll,
             idle: (0..connections.len()).rev().collect(),
-            requests: Requests::new(settings),
+            requests: Requests::new(settings)?,
             expect: settings.expect,
+            from_send: settings.from_send,
             start,
             end: None,
             sent_before: 0,
@@ -225,7 +234,7 @@ impl Load {
         {
             let request = self.requests.make(self.sent);
             let connection = &mut self.connections[index];
-            connection.due = due;
+            connection.due = if self.from_send { now } else { due };
             self.sent += 1;
             // A request is small, and the socket buffer is empty: a partial write means that the connection is broken.
             match connection.stream.write(request) {

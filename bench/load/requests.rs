@@ -1,6 +1,9 @@
 //! The requests. Id, name and body depend only on the number of the request, so every server gets the same plants.
 
+use std::fs;
 use std::io::Write;
+
+use anyhow::Context;
 
 use crate::Settings;
 
@@ -18,6 +21,7 @@ const NAMES: [&str; 8] = [
 /// The template of the requests.
 pub struct Requests {
     head: String,
+    tokens: Vec<String>,
     bodies: Vec<Vec<Piece>>,
     first: u64,
     random: bool,
@@ -32,7 +36,7 @@ enum Piece {
 }
 
 impl Requests {
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &Settings) -> anyhow::Result<Self> {
         let mut head = format!(
             "{} {} HTTP/1.1\r\nHost: {}\r\n",
             settings.method, settings.path, settings.address
@@ -41,15 +45,19 @@ impl Requests {
             head.push_str(header);
             head.push_str("\r\n");
         }
-        head.push_str("Content-Length: ");
-        Self {
+        let tokens = match &settings.tokens {
+            Some(path) => fs::read_to_string(path).context("read the tokens")?,
+            None => String::new(),
+        };
+        Ok(Self {
             head,
+            tokens: tokens.lines().map(str::to_owned).collect(),
             bodies: settings.body.iter().map(|body| pieces(body)).collect(),
             first: settings.first,
             random: settings.random,
             body: Vec::new(),
             request: Vec::new(),
-        }
+        })
     }
 
     /// The bytes of the request with this number.
@@ -72,7 +80,13 @@ impl Requests {
         }
         self.request.clear();
         self.request.extend_from_slice(self.head.as_bytes());
-        write!(self.request, "{}\r\n\r\n", self.body.len()).expect("a Vec takes anything");
+        if !self.tokens.is_empty() {
+            let token = cycle(&self.tokens, number);
+            write!(self.request, "Authorization: Bearer {token}\r\n")
+                .expect("a Vec takes anything");
+        }
+        write!(self.request, "Content-Length: {}\r\n\r\n", self.body.len())
+            .expect("a Vec takes anything");
         self.request.extend_from_slice(&self.body);
         &self.request
     }

@@ -213,6 +213,11 @@ fn setting_names() -> Vec<String> {
 
 fn read_config(path: &Path) -> Result<Settings, String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    parse_config(&text)
+}
+
+/// The settings of a configuration file. Their values are parsed as those of flags are.
+pub(crate) fn parse_config(text: &str) -> Result<Settings, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(String::new(), |span| {
             format!(" (line {})", text[..span.start].matches('\n').count() + 1)
@@ -227,7 +232,16 @@ fn read_config(path: &Path) -> Result<Settings, String> {
         )),
         toml::Value::String(text) => Ok((key, text)),
         toml::Value::Integer(number) => Ok((key, number.to_string())),
-        _ => Err(format!("`{key}` must be a string or a whole number")),
+        toml::Value::Boolean(is_on) => Ok((key, is_on.to_string())),
+        toml::Value::Array(values) => {
+            let texts = values.iter().map(toml::Value::as_str);
+            let texts: Option<Vec<_>> = texts.collect();
+            let texts = texts.ok_or_else(|| format!("`{key}` must be a list of strings"))?;
+            Ok((key, texts.join(",")))
+        }
+        _ => Err(format!(
+            "`{key}` must be a string, a whole number, true, false, or a list of strings"
+        )),
     };
     table.into_iter().map(setting).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 
 use crate::config::{Settings, StoreSettings};
@@ -23,6 +23,11 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> anyhow::Result<()> {
+        if self.settings.proxy_protocol && self.settings.trusted_proxy.is_empty() {
+            bail!(
+                "--proxy-protocol needs --trusted-proxy; without it no connection would be accepted"
+            );
+        }
         let _log = logging::start(self.settings.log_level);
         // This runtime runs everything except connections, which have threads of their own.
         let runtime = tokio::runtime::Builder::new_current_thread()

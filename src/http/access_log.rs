@@ -14,7 +14,7 @@ use tracing::Level;
 
 use crate::http::error::ApiError;
 use crate::http::{RequestContext, Response};
-use crate::logging::{self, LineLimit};
+use crate::logging::{Line, LineLimit, Piece, field_name};
 use crate::metrics::{HttpMetrics, micros};
 
 /// Sent by the client or generated here; in the response and in the log.
@@ -30,8 +30,20 @@ const LOGGED_BYTES_MAX: usize = 256;
 const REJECTED_LINES_WINDOW: Duration = Duration::from_secs(1);
 static REJECTED_LINES: LineLimit = LineLimit::new(100, REJECTED_LINES_WINDOW);
 
+/// What follows the time in every line.
+const RESPONSE: Piece = Piece {
+    json: r#","level":"INFO","target":"plantstore::access_log","message":"request""#,
+    text: "  INFO request",
+};
+const SERVER_ERROR: Piece = Piece {
+    json: r#","level":"WARN","target":"plantstore::access_log","message":"request""#,
+    text: "  WARN request",
+};
+
 /// The log entry of a request that is being handled.
-pub(super) struct Entry {
+pub(super) struct Entry<'a> {
+    /// Its address.
+    client: Cow<'a, str>,
     request_id: HeaderValue,
     /// None if there was no valid request.
     started: Option<Instant>,
@@ -40,13 +52,14 @@ pub(super) struct Entry {
     traceparent: Option<HeaderValue>,
 }
 
-impl Entry {
-    pub(super) fn start<B>(request: &Request<B>) -> Self {
+impl<'a> Entry<'a> {
+    pub(super) fn start<B>(request: &Request<B>, client: Cow<'a, str>, started: Instant) -> Self {
         let request_id = request.headers().get(REQUEST_ID);
         let request_id = request_id.filter(|id| is_acceptable_id(id)).cloned();
         Self {
+            client,
             request_id: request_id.unwrap_or_else(new_request_id),
-            started: Some(Instant::now()),
+            started: Some(started),
             method: Some(request.method().clone()),
             path: match request.uri().path() {
                 "/plants" => "/plants".into(),
@@ -83,39 +96,43 @@ impl Entry {
         if is_limited(status, token_name) && !REJECTED_LINES.admit(Instant::now()) {
             return;
         }
-        let level = if status >= 500 {
-            Level::WARN
+        let (level, start) = if status >= 500 {
+            (Level::WARN, SERVER_ERROR)
         } else {
-            Level::INFO
+            (Level::INFO, RESPONSE)
         };
-        let Some(mut line) = logging::Line::start(level, "plantstore::access_log", "request")
-        else {
+        let Some(mut line) = Line::start(level, start) else {
             return;
         };
         let method = self.method.as_ref().map_or("", Method::as_str);
-        line.text("method", &shortened(method));
-        line.text("path", &self.path);
-        line.number("status", status.into());
+        line.plain(field_name!("client"), &self.client);
+        line.plain(field_name!("method"), &shortened(method));
+        line.text(field_name!("path"), &self.path);
+        line.number(field_name!("status"), status.into());
         if let Some(error) = error {
-            line.number("error_code", error.kind.code().into());
-            line.optional_text("cause", error.cause.as_deref());
+            line.number(field_name!("error_code"), error.kind.code().into());
+            line.optional_text(field_name!("cause"), error.cause.as_deref());
         }
         if let Some(duration_us) = duration_us {
-            line.number("duration_us", duration_us);
+            line.number(field_name!("duration_us"), duration_us);
         }
-        line.optional_text("token_name", token_name);
-        line.text("request_id", self.request_id.to_str().unwrap_or_default());
+        line.optional_text(field_name!("token_name"), token_name);
+        line.plain(
+            field_name!("request_id"),
+            self.request_id.to_str().unwrap_or_default(),
+        );
         if let Some((trace_id, parent_id)) = self.traceparent.as_ref().and_then(trace_ids) {
-            line.text("trace_id", trace_id);
-            line.text("parent_id", parent_id);
+            line.plain(field_name!("trace_id"), trace_id);
+            line.plain(field_name!("parent_id"), parent_id);
         }
         line.write();
     }
 }
 
 /// Logs and counts the response to bytes that could not be parsed as a request, and generates its request id.
-pub(super) fn log_rejection(error: &ApiError, metrics: &HttpMetrics) -> HeaderValue {
+pub(super) fn log_rejection(error: &ApiError, client: &str, metrics: &HttpMetrics) -> HeaderValue {
     let entry = Entry {
+        client: client.into(),
         request_id: new_request_id(),
         started: None,
         method: None,

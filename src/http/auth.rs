@@ -3,32 +3,61 @@
 use hyper::header::AUTHORIZATION;
 use hyper::{HeaderMap, header::HeaderValue};
 
+use crate::auth::AuthError;
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::{AppState, RequestContext};
 use crate::store::TokenId;
 use crate::token::Token;
 
+/// A client that fails too often is rejected before its token is looked for in the store.
 pub async fn authenticate(
     state: &AppState,
     headers: &HeaderMap,
     context: &mut RequestContext,
 ) -> Result<TokenId, ApiError> {
+    let (tokens, failures) = (&state.tokens, &state.limits.auth_failures);
     let mut values = headers.get_all(AUTHORIZATION).iter();
-    let value = values.next().ok_or(ErrorKind::MissingCredentials)?;
-    if values.next().is_some() {
+    let value = values.next();
+    let is_repeated = values.next().is_some();
+    let name = &mut context.token_name;
+    let cached = value.filter(|_| !is_repeated);
+    let cached = cached.and_then(|value| tokens.cached(value.as_bytes(), context.started, name));
+    let count_failure = || failures.count(context.client);
+    let authorized = match (cached, value) {
+        (Some(authorized), _) => authorized,
+        (None, value) => {
+            let token = match credentials(value, is_repeated) {
+                Ok(token) => token,
+                Err(error) => {
+                    count_failure()?;
+                    return Err(error);
+                }
+            };
+            let value = value.map_or(&b""[..], HeaderValue::as_bytes);
+            tokens.look_up(value, &token, name, count_failure).await
+        }
+    };
+    if let Err(AuthError::RevokedToken | AuthError::ExpiredToken) = authorized {
+        count_failure()?;
+    }
+    let authorized = authorized?;
+    context.allowance = authorized.allowance;
+    context.connection.set_authenticated();
+    Ok(authorized.token)
+}
+
+pub(crate) fn credentials(
+    value: Option<&HeaderValue>,
+    is_repeated: bool,
+) -> Result<Token, ApiError> {
+    let value = value.ok_or(ErrorKind::MissingCredentials)?;
+    if is_repeated {
         return Err(ApiError::new(
             ErrorKind::MalformedCredentials,
             "The Authorization header is given more than once; send one.",
         ));
     }
-    let (tokens, metrics, name) = (&state.tokens, &state.metrics, &mut context.token_name);
-    let authorization = value.as_bytes();
-    if let Some(authorized) = tokens.cached(authorization, metrics, name) {
-        return Ok(authorized?);
-    }
-    let token = Token::parse(bearer_credentials(value)?).ok_or(ErrorKind::UnknownToken)?;
-    let authorized = tokens.look_up(authorization, &token, metrics, name).await;
-    Ok(authorized?)
+    Ok(Token::parse(bearer_credentials(value)?).ok_or(ErrorKind::UnknownToken)?)
 }
 
 fn bearer_credentials(value: &HeaderValue) -> Result<&str, ErrorKind> {

@@ -1,5 +1,6 @@
 //! `POST /plants`: reads the body within its limits, decodes the plant, hands it to the writer and responds.
 
+#[cfg(any(test, feature = "fuzzing"))]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,20 +9,16 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use hyper::{HeaderMap, Request};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use crate::http::auth::authenticate;
-use crate::http::error::{ApiError, ErrorKind, JSON};
-use crate::http::{AppState, RequestContext, Response};
+use crate::http::error::{ApiError, ErrorKind};
+use crate::http::large_bodies::SMALL_BODY_BYTES;
+use crate::http::{AppState, RequestContext, Response, json_headers};
 use crate::plant::{NewPlant, Plant};
 use crate::shutdown::Phase;
 use crate::store::TokenId;
-
-/// Bodies up to this size are many and need no permission. Larger ones need a permit, so that all of them together take
-/// about `LARGE_BODIES_BYTES` of memory, until their plants are stored.
-const SMALL_BODY_BYTES: u64 = 16 << 10;
-const LARGE_BODIES_BYTES: usize = 256 << 20;
+use crate::writer::MemoryPermits;
 
 /// The timeout of a body that is arriving when the server starts to drain.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
@@ -34,14 +31,9 @@ pub(super) async fn create_plant<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let (token, plant, permit) = read_plant(state, request, context).await?;
-    let plant = state.writer.add(plant, token, permit).await?;
+    let (token, plant, permits) = read_plant(state, request, context).await?;
+    let plant = state.writer.add(plant, token, permits).await?;
     Ok(plant_response(&plant))
-}
-
-/// One permit for each large body that may be in memory.
-pub fn large_body_permits(body_bytes_max: usize) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new((LARGE_BODIES_BYTES / body_bytes_max).max(1)))
 }
 
 /// Without a valid token the body is not read.
@@ -49,48 +41,57 @@ pub async fn read_plant<B>(
     state: &AppState,
     request: Request<B>,
     context: &mut RequestContext,
-) -> Result<(TokenId, NewPlant, Option<OwnedSemaphorePermit>), ApiError>
+) -> Result<(TokenId, NewPlant, Option<Box<MemoryPermits>>), ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let token = authenticate(state, request.headers(), context).await?;
     check_media_type(request.headers())?;
-    let (body, permit) = read_body(state, request.into_body()).await?;
+    let (body, permits) = read_body(state, request.into_body(), token, context).await?;
     context.is_body_read = true;
-    Ok((token, NewPlant::from_json(&body)?, permit))
+    Ok((token, NewPlant::from_json(&body)?, permits))
+}
+
+/// Decodes a plant without a token, and stores nothing.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) async fn decode_request<B>(
+    state: Arc<AppState>,
+    request: Request<B>,
+    mut context: RequestContext,
+) -> crate::http::Handled
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let read = async {
+        let (body, _) = read_body(&state, request.into_body(), TokenId(0), &context).await?;
+        context.is_body_read = true;
+        Ok(plant_response(&NewPlant::from_json(&body)?.plant))
+    };
+    let result = read.await;
+    crate::http::Handled { result, context }
 }
 
 /// The 200: the plant is durable.
 pub fn plant_response(plant: &Plant) -> Response {
     let body = serde_json::to_vec(plant).expect("two strings can be written as JSON");
     let mut response = Response::new(Full::from(body));
-    response.headers_mut().insert(CONTENT_TYPE, JSON);
+    *response.headers_mut() = json_headers();
     response
 }
 
 async fn read_body<B>(
     state: &AppState,
     body: B,
-) -> Result<(Bytes, Option<OwnedSemaphorePermit>), ApiError>
+    token: TokenId,
+    context: &RequestContext,
+) -> Result<(Bytes, Option<Box<MemoryPermits>>), ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    if body.size_hint().lower() > state.body_bytes_max as u64 {
-        return Err(too_large(state.body_bytes_max));
+    if body.size_hint().lower() > state.limits.body_bytes_max as u64 {
+        return Err(too_large(state.limits.body_bytes_max));
     }
-    let is_small = body
-        .size_hint()
-        .upper()
-        .is_some_and(|bytes| bytes <= SMALL_BODY_BYTES);
-    let permits = (!is_small).then(|| Arc::clone(&state.large_body_permits));
-    let read = async {
-        let permit = match permits {
-            Some(permits) => permits.acquire_owned().await.ok(),
-            None => None,
-        };
-        Ok((read_frames(body, state.body_bytes_max).await?, permit))
-    };
-    let mut read = std::pin::pin!(read);
+    let mut read = std::pin::pin!(read_frames(state, body, token));
     // Most bodies have arrived already, and need no timers.
     if let Some(body) = read.as_mut().now_or_never() {
         return body;
@@ -99,14 +100,20 @@ where
         state.shutdown.reached(Phase::Draining).await;
         sleep(DRAIN_GRACE).await;
     };
+    let request_timeout = state.limits.request_timeout;
+    let request_deadline = context.connection.request_started() + request_timeout;
     tokio::select! {
-        body = timeout(state.body_timeout, read) => body.unwrap_or_else(|_| Err(ApiError::new(
+        body = timeout(state.limits.body_timeout, read) => body.unwrap_or_else(|_| Err(ApiError::new(
             ErrorKind::RequestTimeout,
             format!(
                 "The body did not arrive within {} s; send the request again.",
-                state.body_timeout.as_secs_f64()
+                state.limits.body_timeout.as_secs_f64()
             ),
         ))),
+        () = sleep_until(request_deadline) => Err(ApiError::new(
+            ErrorKind::RequestTimeout,
+            format!("The request did not arrive within {} s; send it again.", request_timeout.as_secs_f64()),
+        )),
         () = drained => Err(ApiError::new(
             ErrorKind::RequestTimeout,
             "The body did not arrive before the service was shut down; send the request again.",
@@ -115,12 +122,18 @@ where
 }
 
 /// A body of several frames is copied into one buffer: each of many small frames would keep a whole read buffer of the
-/// connection alive.
-async fn read_frames<B>(mut body: B, bytes_max: usize) -> Result<Bytes, ApiError>
+/// connection alive. Waits for permits when more than a small body has arrived.
+async fn read_frames<B>(
+    state: &AppState,
+    mut body: B,
+    token: TokenId,
+) -> Result<(Bytes, Option<Box<MemoryPermits>>), ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
+    let bytes_max = state.limits.body_bytes_max;
     let mut whole = Vec::new();
+    let mut permits = None;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
             ApiError::new(
@@ -134,12 +147,15 @@ where
         if whole.len() + data.len() > bytes_max {
             return Err(too_large(bytes_max));
         }
+        if permits.is_none() && whole.len() + data.len() > SMALL_BODY_BYTES {
+            permits = state.limits.large_bodies.permits(token).await;
+        }
         if whole.is_empty() && body.is_end_stream() {
-            return Ok(data);
+            return Ok((data, permits));
         }
         whole.extend_from_slice(&data);
     }
-    Ok(whole.into())
+    Ok((whole.into(), permits))
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {

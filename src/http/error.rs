@@ -4,17 +4,15 @@
 use std::borrow::Cow;
 
 use http_body_util::Full;
-use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, StatusCode};
 use serde_json::json;
 
-use crate::auth::AuthError;
-use crate::http::Response;
+use crate::auth::{Allowance, AuthError};
+use crate::http::{Response, json_headers, rate_limit};
 use crate::plant::Invalid;
 use crate::store::Failure;
 use crate::writer::AddError;
-
-pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 macro_rules! catalogue {
     ($($kind:ident = $code:literal, $when:literal, $message:literal;)+) => {
@@ -69,6 +67,10 @@ catalogue! {
         "The request line and headers did not arrive in time; send them again.";
     TooManyRequests = 42900, "the token exceeds its rate limit",
         "The token exceeds its rate limit; wait for the time in Retry-After.";
+    TooManyFailures = 42901, "too many requests from the client's address had no valid token",
+        "Too many requests from this address had no valid token; wait for the time in Retry-After.";
+    TooManyConnections = 42902, "the client's address has too many open connections",
+        "This address has too many open connections; close some, or use them for several requests.";
     HeadersTooLarge = 43100, "the request line and headers are larger than the limit",
         "The request line and headers are too large; send fewer or shorter ones.";
     Internal = 50000, "an internal error, or the stored plant is damaged",
@@ -115,6 +117,7 @@ impl ErrorKind {
             Self::MalformedRequest
                 | Self::BodyTooLarge
                 | Self::RequestTimeout
+                | Self::TooManyConnections
                 | Self::HeadersTooLarge
         )
     }
@@ -126,6 +129,8 @@ pub struct ApiError {
     pub(super) kind: ErrorKind,
     message: Cow<'static, str>,
     retry_after_s: Option<u64>,
+    /// The rate limit that was reached.
+    allowance: Option<Allowance>,
     allow: Option<&'static str>,
     /// For the log only.
     pub(super) cause: Option<String>,
@@ -133,11 +138,16 @@ pub struct ApiError {
 
 impl ApiError {
     pub(super) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        let retry_after_s = (kind.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
+        let is_temporary = [
+            StatusCode::SERVICE_UNAVAILABLE,
+            StatusCode::TOO_MANY_REQUESTS,
+        ];
+        let retry_after_s = is_temporary.contains(&kind.status()).then_some(1);
         Self {
             kind,
             message: message.into(),
             retry_after_s,
+            allowance: None,
             allow: None,
             cause: None,
         }
@@ -159,13 +169,15 @@ impl ApiError {
 
     /// The headers of the response, except for its length.
     pub(super) fn headers(&self) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, JSON);
+        let mut headers = json_headers();
         if let Some(challenge) = self.kind.challenge() {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(allowance) = self.allowance {
+            rate_limit::describe(allowance, &mut headers);
         }
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
@@ -198,26 +210,29 @@ impl From<ErrorKind> for ApiError {
 impl From<AuthError> for ApiError {
     fn from(error: AuthError) -> Self {
         match error {
-            AuthError::UnknownToken => ErrorKind::UnknownToken.into(),
+            AuthError::UnknownToken | AuthError::RevokedToken => ErrorKind::UnknownToken.into(),
             AuthError::ExpiredToken => ErrorKind::ExpiredToken.into(),
-            AuthError::RateLimited {
-                requests_per_second,
-                retry_after_s,
-            } => {
+            AuthError::RateLimited(allowance) => {
                 let message = format!(
-                    "The token is limited to {requests_per_second} requests per second; \
-                     wait for the time in Retry-After."
+                    "The token is limited to {} requests per second; \
+                     wait for the time in Retry-After.",
+                    allowance.per_second
                 );
                 Self {
-                    retry_after_s: Some(retry_after_s),
+                    retry_after_s: Some(allowance.retry_after_s),
+                    allowance: Some(allowance),
                     ..Self::new(ErrorKind::TooManyRequests, message)
                 }
             }
+            AuthError::TooManyFailures(allowance) => Self {
+                retry_after_s: Some(allowance.retry_after_s),
+                allowance: Some(allowance),
+                ..ErrorKind::TooManyFailures.into()
+            },
             AuthError::Store { failure, cause } => Self {
                 cause: Some(cause),
                 ..AddError::Store(failure).into()
             },
-            AuthError::Panic(message) => Self::with_cause(ErrorKind::Internal, message),
         }
     }
 }
@@ -229,7 +244,11 @@ impl From<Invalid> for ApiError {
             Invalid::NotAPlant(_) => ErrorKind::InvalidPlant,
         };
         let problem = kind.message().trim_end_matches('.');
-        Self::new(kind, format!("{problem}: {invalid}."))
+        Self {
+            // It names members, and has no values.
+            cause: Some(invalid.to_string()),
+            ..Self::new(kind, format!("{problem}: {invalid}."))
+        }
     }
 }
 

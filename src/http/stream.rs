@@ -4,17 +4,19 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::AppState;
 use crate::http::access_log::{REQUEST_ID, log_rejection};
+use crate::http::client::Peer;
 use crate::http::error::{ApiError, ErrorKind};
+use crate::http::framing::{Framing, Rejection};
 use crate::metrics::HttpMetrics;
 
 /// How long the stream reads on after the last response: until the client has sent nothing for this long, and in total.
@@ -25,12 +27,26 @@ const LINGER_MAX: Duration = Duration::from_secs(10);
 const CLOSING_HEADERS_MAX: Duration = Duration::from_millis(500);
 const CLOSING_LINGER_MAX: Duration = Duration::from_secs(1);
 
-/// What a connection is doing, and since when; shared by `connection.rs` and the stream.
-#[derive(Clone)]
-pub(super) struct Progress(Arc<Mutex<(Activity, Instant)>>);
+/// What is known of a connection; shared by its handler, its stream and the limits of the listener.
+pub struct ConnectionState {
+    pub(crate) peer: Peer,
+    progress: Mutex<Progress>,
+    /// True once a request had a valid token.
+    is_authenticated: AtomicBool,
+    /// The number of open connections that have authenticated.
+    authenticated: Arc<AtomicUsize>,
+}
+
+#[derive(Clone, Copy)]
+struct Progress {
+    activity: Activity,
+    since: Instant,
+    /// When the first byte of the request arrived, or the connection was opened.
+    request_started: Instant,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Activity {
+pub(crate) enum Activity {
     ReadingHeaders,
     /// The headers are complete; the body has timeouts of its own.
     Responding,
@@ -39,27 +55,72 @@ pub(super) enum Activity {
     Idle,
 }
 
-impl Progress {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new((
-            Activity::ReadingHeaders,
-            Instant::now(),
-        ))))
+impl ConnectionState {
+    pub fn new(peer: Peer, authenticated: Arc<AtomicUsize>) -> Arc<Self> {
+        let now = Instant::now();
+        Arc::new(Self {
+            peer,
+            progress: Mutex::new(Progress {
+                activity: Activity::ReadingHeaders,
+                since: now,
+                request_started: now,
+            }),
+            is_authenticated: AtomicBool::new(false),
+            authenticated,
+        })
     }
 
     pub(super) fn set(&self, activity: Activity) {
-        *self.0.lock() = (activity, Instant::now());
+        self.progress.lock().set(activity);
     }
 
-    pub(super) fn activity(&self) -> Activity {
-        self.0.lock().0
+    pub(crate) fn activity(&self) -> Activity {
+        self.progress.lock().activity
+    }
+
+    pub(super) fn request_started(&self) -> Instant {
+        self.progress.lock().request_started
+    }
+
+    pub(super) fn set_authenticated(&self) {
+        if !self.is_authenticated() {
+            self.is_authenticated.store(true, Ordering::Relaxed);
+            self.authenticated.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.is_authenticated.load(Ordering::Relaxed)
     }
 }
 
-pub(super) struct Stream {
-    tcp: TcpStream,
+impl Drop for ConnectionState {
+    fn drop(&mut self) {
+        if self.is_authenticated() {
+            self.authenticated.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Progress {
+    fn set(&mut self, activity: Activity) {
+        let before = std::mem::replace(&mut self.activity, activity);
+        self.since = Instant::now();
+        // A request that came along with the one before it starts when it is handled.
+        let is_next = before == Activity::Idle && activity != Activity::Idle;
+        if is_next || activity == Activity::ReadingHeaders {
+            self.request_started = self.since;
+        }
+    }
+}
+
+pub(super) struct Stream<T> {
+    io: T,
     state: Arc<AppState>,
-    progress: Progress,
+    connection: Arc<ConnectionState>,
+    framing: Framing,
+    /// What is wrong with the bytes that hyper is about to reject.
+    rejection: Option<Rejection>,
     /// Since when the client has received nothing of what is to be written.
     stalled_since: Option<Instant>,
     /// Fires at the deadline or before it: it is reset when it fires, not with every request.
@@ -71,13 +132,15 @@ pub(super) struct Stream {
     lingering_since: Option<Instant>,
 }
 
-impl Stream {
-    pub(super) fn new(tcp: TcpStream, state: Arc<AppState>, progress: Progress) -> Self {
+impl<T: AsyncRead + AsyncWrite + Unpin> Stream<T> {
+    pub(super) fn new(io: T, state: Arc<AppState>, connection: Arc<ConnectionState>) -> Self {
         Self {
-            tcp,
-            timer: Box::pin(sleep(state.header_timeout)),
+            io,
+            timer: Box::pin(sleep(state.limits.header_timeout)),
             state,
-            progress,
+            connection,
+            framing: Framing::default(),
+            rejection: None,
             stalled_since: None,
             has_received: false,
             replacement: Vec::new(),
@@ -87,15 +150,18 @@ impl Stream {
 
     /// Ready if the client has sent nothing for too long while the server waits for it.
     fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let (activity, since) = *self.progress.0.lock();
+        let Progress {
+            activity, since, ..
+        } = *self.connection.progress.lock();
+        let limits = &self.state.limits;
         let timeout = match activity {
             _ if self.stalled_since.is_some() => return Poll::Pending,
             Activity::Responding => return Poll::Pending,
-            Activity::Idle => self.state.idle_timeout,
+            Activity::Idle => limits.idle_timeout,
             Activity::ReadingHeaders if self.state.shutdown.is_closing() => {
-                self.state.header_timeout.min(CLOSING_HEADERS_MAX)
+                limits.header_timeout.min(CLOSING_HEADERS_MAX)
             }
-            Activity::ReadingHeaders => self.state.header_timeout,
+            Activity::ReadingHeaders => limits.header_timeout.min(limits.request_timeout),
         };
         self.poll_timer(cx, since + timeout)
     }
@@ -113,16 +179,23 @@ impl Stream {
     }
 
     fn poll_write_some(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.tcp).poll_write(cx, bytes);
+        let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
         if polled.is_ready() {
-            if self.stalled_since.take().is_some() && self.progress.activity() == Activity::Idle {
-                self.progress.set(Activity::Idle); // slow, but still receiving
+            if self.stalled_since.take().is_some() && self.connection.activity() == Activity::Idle {
+                self.connection.set(Activity::Idle); // slow, but still receiving
             }
             return polled;
         }
         let since = *self.stalled_since.get_or_insert_with(Instant::now);
-        self.poll_timer(cx, since + self.state.idle_timeout)
+        let limits = &self.state.limits;
+        let request_deadline = self.connection.request_started() + limits.request_timeout;
+        let deadline = (since + limits.idle_timeout).min(request_deadline);
+        self.poll_timer(cx, deadline)
             .map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn replacement_response(&self, error: &ApiError) -> Vec<u8> {
+        rejection(error, &self.connection.peer, &self.state.metrics)
     }
 
     fn poll_write_replacement(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -136,33 +209,47 @@ impl Stream {
     }
 }
 
-impl AsyncRead for Stream {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.rejection.is_some() {
+            // Hyper looks at headers that came in several pieces only when their end has arrived.
+            let end = b"\r\n\r\n";
+            buf.put_slice(&end[..end.len().min(buf.remaining())]);
+            return Poll::Ready(Ok(()));
+        }
         let before = buf.filled().len();
-        if Pin::new(&mut self.tcp).poll_read(cx, buf)?.is_ready() {
+        if Pin::new(&mut self.io).poll_read(cx, buf)?.is_ready() {
             if buf.filled().len() > before {
                 self.has_received = true;
-                if self.progress.activity() == Activity::Idle {
-                    self.progress.set(Activity::ReadingHeaders);
+                let mut progress = self.connection.progress.lock();
+                if progress.activity == Activity::Idle {
+                    progress.set(Activity::ReadingHeaders);
+                }
+                drop(progress);
+                if let Err((len, rejection)) = self.framing.follow(&buf.filled()[before..]) {
+                    // Hyper gets a byte that no request contains, and responds.
+                    buf.set_filled(before + len);
+                    buf.put_slice(&[0]);
+                    self.rejection = Some(rejection);
                 }
             }
             return Poll::Ready(Ok(()));
         }
         ready!(self.poll_idle_timeout(cx));
-        if self.has_received && self.progress.activity() == Activity::ReadingHeaders {
-            let response = replacement_response(ErrorKind::RequestTimeout, &self.state.metrics);
+        if self.has_received && self.connection.activity() == Activity::ReadingHeaders {
+            let response = self.replacement_response(&ErrorKind::RequestTimeout.into());
             // One attempt, because the client is slow.
-            let _ = self.tcp.try_write(&response);
+            let _ = Pin::new(&mut self.io).poll_write(cx, &response);
         }
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncWrite for Stream {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -171,7 +258,11 @@ impl AsyncWrite for Stream {
         ready!(self.poll_write_replacement(cx))?;
         match hyper_rejection(bytes) {
             Some((0, error)) => {
-                self.replacement = replacement_response(error, &self.state.metrics);
+                let error = match self.rejection {
+                    Some(Rejection { kind, message }) => ApiError::new(kind, message),
+                    None => error.into(),
+                };
+                self.replacement = self.replacement_response(&error);
                 Poll::Ready(Ok(bytes.len()))
             }
             // The bytes before it first; hyper then calls again with the rest.
@@ -182,7 +273,7 @@ impl AsyncWrite for Stream {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_replacement(cx))?;
-        Pin::new(&mut self.tcp).poll_flush(cx)
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
     /// Closes the sending side, then reads on for a while (a lingering close): closing a socket with unread bytes resets
@@ -190,7 +281,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_replacement(cx))?;
         if self.lingering_since.is_none() {
-            ready!(Pin::new(&mut self.tcp).poll_shutdown(cx))?;
+            ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
             self.timer.as_mut().reset(Instant::now() + LINGER_IDLE_MAX);
         }
         let since = *self.lingering_since.get_or_insert_with(Instant::now);
@@ -202,7 +293,7 @@ impl AsyncWrite for Stream {
         let mut scratch = [0; 4096];
         loop {
             let mut scratch = ReadBuf::new(&mut scratch);
-            match Pin::new(&mut self.tcp).poll_read(cx, &mut scratch) {
+            match Pin::new(&mut self.io).poll_read(cx, &mut scratch) {
                 Poll::Pending => return self.timer.as_mut().poll(cx).map(Ok),
                 Poll::Ready(Ok(())) if !scratch.filled().is_empty() && since.elapsed() < max => {
                     self.timer.as_mut().reset(Instant::now() + LINGER_IDLE_MAX);
@@ -238,12 +329,16 @@ fn hyper_rejection(bytes: &[u8]) -> Option<(usize, ErrorKind)> {
     Some((start, error))
 }
 
-/// The bytes of a logged response to what could not be parsed as a request.
-fn replacement_response(kind: ErrorKind, metrics: &HttpMetrics) -> Vec<u8> {
-    let error = ApiError::from(kind);
-    let (status, body) = (kind.status(), error.body());
+/// The response to a connection that is closed at once.
+pub(crate) fn too_many_connections(peer: &Peer, metrics: &HttpMetrics) -> Vec<u8> {
+    rejection(&ErrorKind::TooManyConnections.into(), peer, metrics)
+}
+
+/// The bytes of a logged response to what is not a request.
+fn rejection(error: &ApiError, peer: &Peer, metrics: &HttpMetrics) -> Vec<u8> {
+    let (status, body) = (error.kind.status(), error.body());
     let mut headers = error.headers();
-    headers.insert(REQUEST_ID, log_rejection(&error, metrics));
+    headers.insert(REQUEST_ID, log_rejection(error, peer.text(), metrics));
     let mut bytes = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", body.len()).into_bytes();
     for (name, value) in &headers {
         for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
@@ -253,4 +348,25 @@ fn replacement_response(kind: ErrorKind, metrics: &HttpMetrics) -> Vec<u8> {
     bytes.extend_from_slice(b"\r\n");
     bytes.extend_from_slice(&body);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_request_starts_again_with_the_next_one_only() {
+        let now = Instant::now();
+        let mut progress = Progress {
+            activity: Activity::Responding,
+            since: now,
+            request_started: now,
+        };
+        // The second time because the client has received a part of the response.
+        progress.set(Activity::Idle);
+        progress.set(Activity::Idle);
+        assert_eq!(progress.request_started, now);
+        progress.set(Activity::ReadingHeaders);
+        assert!(progress.request_started > now);
+    }
 }

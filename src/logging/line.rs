@@ -21,15 +21,48 @@ pub(crate) struct Line {
     output: &'static Output,
 }
 
+/// A piece of a line that is always the same, in JSON and in text.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) json: &'static str,
+    pub(crate) text: &'static str,
+}
+
+/// The name of a field, as it is written before its value.
+macro_rules! field_name {
+    ($name:literal) => {
+        $crate::logging::Piece {
+            json: concat!(",\"", $name, "\":"),
+            text: concat!(" ", $name, "="),
+        }
+    };
+}
+pub(crate) use field_name;
+
 impl Line {
-    /// None if lines of this level are not logged.
-    pub(crate) fn start(level: Level, target: &str, message: &str) -> Option<Self> {
-        let mut line = Self::without_message(level, target)?;
-        line.text("message", message);
+    /// `rest` follows the time. None if lines of this level are not logged.
+    pub(crate) fn start(level: Level, rest: Piece) -> Option<Self> {
+        let mut line = Self::with_time(level)?;
+        line.piece(rest);
         Some(line)
     }
 
+    /// The start of a line of `tracing`.
     pub(super) fn without_message(level: Level, target: &str) -> Option<Self> {
+        let mut line = Self::with_time(level)?;
+        if line.output.is_json {
+            line.text.push_str(r#","level":""#);
+            line.text.push_str(level.as_str());
+            line.text.push_str(r#"","target":""#);
+            line.text.push_str(target);
+            line.text.push('"');
+        } else {
+            let _ = write!(line.text, " {level:>5}");
+        }
+        Some(line)
+    }
+
+    fn with_time(level: Level) -> Option<Self> {
         if level > LevelFilter::current() {
             return None;
         }
@@ -38,40 +71,65 @@ impl Line {
         if output.is_json {
             text.push_str(r#"{"timestamp":""#);
             push_time(&mut text);
-            text.push_str(r#"","level":""#);
-            text.push_str(level.as_str());
-            text.push_str(r#"","target":""#);
-            text.push_str(target);
             text.push('"');
         } else {
             push_time(&mut text);
-            let _ = write!(text, " {level:>5}");
         }
         Some(Self { text, output })
     }
 
-    pub(crate) fn text(&mut self, name: &str, value: &str) {
-        if self.output.is_json {
-            self.name(name);
-            push_json(&mut self.text, value);
-        } else if name == "message" {
-            self.text.push(' ');
-            push_printable(&mut self.text, value);
-        } else {
-            self.name(name);
-            push_printable(&mut self.text, value);
-        }
+    pub(crate) fn text(&mut self, name: Piece, value: &str) {
+        self.piece(name);
+        self.value(value);
     }
 
-    pub(crate) fn optional_text(&mut self, name: &str, value: Option<&str>) {
+    pub(crate) fn optional_text(&mut self, name: Piece, value: Option<&str>) {
         if let Some(value) = value {
             self.text(name, value);
         }
     }
 
-    pub(crate) fn number(&mut self, name: &str, value: u64) {
-        self.name(name);
+    /// A text in which nothing needs to be escaped.
+    pub(crate) fn plain(&mut self, name: Piece, value: &str) {
+        self.piece(name);
+        if self.output.is_json {
+            self.text.push('"');
+            self.text.push_str(value);
+            self.text.push('"');
+        } else {
+            self.text.push_str(value);
+        }
+    }
+
+    pub(crate) fn number(&mut self, name: Piece, value: u64) {
+        self.piece(name);
         self.text.push_str(itoa::Buffer::new().format(value));
+    }
+
+    fn piece(&mut self, piece: Piece) {
+        let piece = if self.output.is_json {
+            piece.json
+        } else {
+            piece.text
+        };
+        self.text.push_str(piece);
+    }
+
+    fn value(&mut self, value: &str) {
+        if self.output.is_json {
+            push_json(&mut self.text, value);
+        } else {
+            push_printable(&mut self.text, value);
+        }
+    }
+
+    fn named_text(&mut self, name: &str, value: &str) {
+        if name == "message" && !self.output.is_json {
+            self.text.push(' ');
+        } else {
+            self.name(name);
+        }
+        self.value(value);
     }
 
     /// Names are identifiers and need no escaping.
@@ -96,7 +154,8 @@ impl Line {
 
 impl Visit for Line {
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.number(field.name(), value);
+        self.name(field.name());
+        self.text.push_str(itoa::Buffer::new().format(value));
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
@@ -110,11 +169,11 @@ impl Visit for Line {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(field.name(), value);
+        self.named_text(field.name(), value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.text(field.name(), &format!("{value:?}"));
+        self.named_text(field.name(), &format!("{value:?}"));
     }
 }
 
@@ -146,10 +205,20 @@ fn push_time(text: &mut String) {
     text.push_str(str::from_utf8(&fraction).unwrap_or_default());
 }
 
+/// Whether a byte needs no escaping in JSON: printable ASCII except `"` and `\`.
+const IS_PLAIN: [bool; 256] = {
+    let mut is_plain = [false; 256];
+    let mut byte = b' ';
+    while byte <= b'~' {
+        is_plain[byte as usize] = byte != b'"' && byte != b'\\';
+        byte += 1;
+    }
+    is_plain
+};
+
 /// A JSON string in which characters that a terminal or a viewer would act on are escaped.
 fn push_json(text: &mut String, value: &str) {
-    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
-    if value.bytes().all(is_plain) {
+    if value.bytes().all(|byte| IS_PLAIN[usize::from(byte)]) {
         text.push('"');
         text.push_str(value);
         text.push('"');

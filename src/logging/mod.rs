@@ -18,7 +18,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-pub(crate) use line::Line;
+pub(crate) use line::{Line, Piece, field_name};
 pub(crate) use line_limit::LineLimit;
 
 const BUFFER_BYTES_MAX: usize = 1 << 20;

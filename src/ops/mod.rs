@@ -2,13 +2,15 @@
 
 mod prometheus;
 
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::Bytes;
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Response, StatusCode};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -55,7 +57,12 @@ impl Ops {
         let _ = self.health_check.set(health_check);
     }
 
-    pub(crate) async fn respond(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+    pub(crate) async fn respond<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        let (method, path) = (request.method(), request.uri().path());
+        if !self.is_expected_host(request.headers()) {
+            let problem = "The private listener does not know this host name; see --ops-host.\n";
+            return text(StatusCode::MISDIRECTED_REQUEST, problem);
+        }
         let is_known = ["/healthz", "/readyz", "/metrics"].contains(&path);
         if is_known && ![Method::GET, Method::HEAD].contains(method) {
             let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "Use GET.\n");
@@ -74,10 +81,33 @@ impl Ops {
         }
     }
 
+    /// False if a browser may have sent the request for a web page of another site, whose name its owner has pointed at this
+    /// address (DNS rebinding). That is not possible with an address, or with a name without a dot.
+    fn is_expected_host(&self, headers: &HeaderMap) -> bool {
+        let mut hosts = headers.get_all(HOST).iter();
+        let Some(host) = hosts.next() else {
+            return true; // no browser
+        };
+        let is_expected = |host: &str| {
+            let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+            host.parse::<IpAddr>().is_ok()
+                || host.parse::<SocketAddr>().is_ok()
+                || host.starts_with('[')
+                || !name.contains('.')
+                || self
+                    .settings
+                    .ops_host
+                    .iter()
+                    .any(|known| known.eq_ignore_ascii_case(name))
+        };
+        hosts.next().is_none() && host.to_str().is_ok_and(is_expected)
+    }
+
     async fn readyz(&self) -> Response<Full<Bytes>> {
         let reason = match self.serving() {
             Ok(store) => match store.check().await {
-                Ok(()) => return text(StatusCode::OK, "ready\n"),
+                Ok(()) if self.are_tokens_readable() => return text(StatusCode::OK, "ready\n"),
+                Ok(()) => "the tokens cannot be read".to_owned(),
                 Err(reason) => reason.to_string(),
             },
             Err(reason) => reason.to_owned(),
@@ -92,6 +122,10 @@ impl Ops {
         let media_type = HeaderValue::from_static(PROMETHEUS_TEXT);
         response.headers_mut().insert(CONTENT_TYPE, media_type);
         response
+    }
+
+    fn are_tokens_readable(&self) -> bool {
+        self.metrics.are_tokens_readable.load(Ordering::Relaxed)
     }
 
     /// The health check of the store, or why adds are not accepted.

@@ -31,7 +31,10 @@ const METRICS: &[Metric] = &[
     ("plantstore_build_info", "gauge", "Version and commit of the running binary; always 1.",
         |_, _, out| out.sample(&[("version", env!("CARGO_PKG_VERSION")), ("commit", COMMIT)], 1)),
     ("plantstore_ready", "gauge", "1 if adds are accepted: the state that /readyz reports.",
-        |ops, _, out| out.value(u8::from(ops.serving().is_ok_and(|store| store.result().is_ok())))),
+        |ops, _, out| {
+            let is_ready = ops.serving().is_ok_and(|store| store.result().is_ok()) && ops.are_tokens_readable();
+            out.value(u8::from(is_ready));
+        }),
     ("plantstore_draining", "gauge", "1 while the server is shutting down and completes the requests in flight.",
         |ops, _, out| out.value(u8::from(ops.shutdown.is_draining()))),
     ("plantstore_http_requests_total", "counter", "Requests by response status and error code.",
@@ -45,10 +48,14 @@ const METRICS: &[Metric] = &[
         }),
     ("plantstore_connections", "gauge", "Open connections to the public listener.",
         |ops, _, out| out.value(ops.metrics.connections_open())),
-    ("plantstore_connections_max", "gauge", "Limit of open connections; further ones wait to be accepted.",
+    ("plantstore_connections_max", "gauge", "Limit of open connections; beyond it unauthenticated and idle ones are closed.",
         |ops, _, out| out.value(ops.settings.max_connections)),
     ("plantstore_connections_accepted_total", "counter", "Accepted connections to the public listener.",
         |ops, _, out| out.value(ops.metrics.connections_accepted.value())),
+    ("plantstore_connections_rejected_total", "counter", "Connections that were closed at once because their address had too many.",
+        |ops, _, out| out.value(ops.metrics.connections_rejected.value())),
+    ("plantstore_connections_evicted_total", "counter", "Unauthenticated or idle connections that were closed to make room for others.",
+        |ops, _, out| out.value(ops.metrics.connections_evicted.value())),
     ("plantstore_adds_total", "counter", "Adds by outcome, as reported to the client.",
         |ops, _, out| for (outcome, count) in ops.metrics.adds.by_outcome() {
             out.sample(&[("outcome", outcome)], count.value());
@@ -69,12 +76,11 @@ const METRICS: &[Metric] = &[
         |_, system, out| out.values(system.files.map(|files| files.wal))),
     ("plantstore_store_wal_max_bytes", "gauge", "Limit of the WAL size; adds are rejected beyond it.",
         |ops, system, out| out.values(system.files.map(|_| ops.settings.wal.max_wal_bytes))),
-    ("plantstore_token_cache_entries", "gauge", "Tokens in the cache.",
-        |ops, _, out| out.value(ops.metrics.token_cache_entries.load(Ordering::Relaxed))),
-    ("plantstore_token_cache_lookups_total", "counter", "Token lookups by result: hit, or miss (read from the store).",
-        |ops, _, out| {
-            out.sample(&[("result", "hit")], ops.metrics.token_cache_hits());
-            out.sample(&[("result", "miss")], ops.metrics.token_cache_misses.value());
+    ("plantstore_tokens", "gauge", "Tokens in memory, revoked ones included.",
+        |ops, _, out| out.value(ops.metrics.tokens.load(Ordering::Relaxed))),
+    ("plantstore_token_readings_total", "counter", "Queries for changed tokens, by result.",
+        |ops, _, out| for (result, count) in ["ok", "failed"].iter().zip(&ops.metrics.token_readings) {
+            out.sample(&[("result", result)], count.value());
         }),
     ("process_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970.",
         |ops, _, out| out.values(ops.metrics.started_at.duration_since(SystemTime::UNIX_EPOCH).map(|at| at.as_secs_f64()))),

@@ -1,11 +1,9 @@
 //! Decoding, case by case and against an oracle that was written without looking at the decoder.
 
-mod oracle;
-
 use proptest::prelude::*;
 
+use super::oracle::{self, Verdict};
 use super::{Invalid, NewPlant, Plant};
-use oracle::Verdict;
 
 fn decode(json: &str) -> Result<NewPlant, Invalid> {
     NewPlant::from_json(json.as_bytes())

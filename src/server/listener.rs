@@ -2,23 +2,28 @@
 //! losing a response. The limit is what the limit of open files leaves: connections must not use up the file descriptors
 //! that the store and the private listener need.
 
-use std::net::TcpStream;
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::auth::{RuntimeTokens, TokenCache};
+use crate::auth::{AuthFailures, KnownTokens, RuntimeTokens};
 use crate::config::Settings;
-use crate::http::{self, AppState};
+use crate::http::client::Peer;
+use crate::http::stream::{ConnectionState, too_many_connections};
+use crate::http::{self, AppState, Limits};
 use crate::logging::LineLimit;
-use crate::metrics::Metrics;
+use crate::metrics::{HttpMetrics, Metrics};
+use crate::server::connection_limits::{ConnectionLimits, Slot};
 use crate::server::ops_listener;
+use crate::server::proxy_protocol::read_client;
 use crate::server::runtimes::Runtimes;
 use crate::shutdown::{Phase, Shutdown};
 use crate::store::{Location, Store};
@@ -33,8 +38,11 @@ static ACCEPT_ERRORS: LineLimit = LineLimit::new(1, Duration::from_secs(10));
 
 pub(super) struct Connections {
     runtimes: Runtimes,
+    settings: Arc<Settings>,
+    limits: Arc<ConnectionLimits>,
     metrics: Arc<Metrics>,
-    permits: Arc<Semaphore>,
+    /// Of connections that are rejected without a request.
+    http_metrics: Arc<HttpMetrics>,
     tasks: JoinSet<()>,
     phase: watch::Sender<Phase>,
 }
@@ -42,45 +50,61 @@ pub(super) struct Connections {
 impl Connections {
     /// Starts the runtimes, each with a state of its own. They own the last clones of the writer.
     pub(super) fn new(
-        settings: &Settings,
+        settings: Arc<Settings>,
         writer: Writer,
         token_store: Store,
         metrics: Arc<Metrics>,
         (phase, shutdown): (watch::Sender<Phase>, Shutdown),
     ) -> anyhow::Result<Self> {
-        let timeout = settings.store_timeout;
-        let tokens = TokenCache::new(token_store, writer.clone(), Arc::clone(&metrics), timeout);
-        let large_body_permits = http::large_body_permits(settings.body.max_body_bytes);
+        let tokens = KnownTokens::start(
+            token_store,
+            writer.clone(),
+            Arc::clone(&metrics),
+            settings.store_timeout,
+            settings.rate_limit,
+        );
+        let body_bytes_max = settings.body.max_body_bytes;
+        let limits = Arc::new(Limits {
+            header_timeout: settings.header_timeout,
+            body_timeout: settings.body_timeout,
+            request_timeout: settings.request_timeout,
+            idle_timeout: settings.idle_timeout,
+            body_bytes_max,
+            large_bodies: http::LargeBodies::new(body_bytes_max),
+            trusted_proxies: settings.trusted_proxy.clone(),
+            auth_failures: AuthFailures::new(settings.auth_failure_limit),
+            cors_origins: settings.cors_origin.clone(),
+        });
         let runtimes = Runtimes::start(|| AppState {
             writer: writer.for_this_runtime(),
             tokens: RuntimeTokens::new(&tokens),
             metrics: metrics.for_runtime(),
-            header_timeout: settings.header_timeout,
-            body_bytes_max: settings.body.max_body_bytes,
-            large_body_permits: Arc::clone(&large_body_permits),
-            body_timeout: settings.body_timeout,
-            idle_timeout: settings.idle_timeout,
+            limits: Arc::clone(&limits),
             shutdown: shutdown.clone(),
         })?;
         drop(writer);
+        let max = settings.max_connections;
+        let per_address_max = settings.max_connections_per_address;
+        let per_address_max = per_address_max.unwrap_or((max / 4).max(1));
         Ok(Self {
             runtimes,
+            limits: ConnectionLimits::new(max, per_address_max, Arc::clone(&metrics)),
+            settings,
+            http_metrics: metrics.for_runtime(),
             metrics,
-            permits: Arc::new(Semaphore::new(settings.max_connections)),
             tasks: JoinSet::new(),
             phase,
         })
     }
 
-    /// Accepts connections until it is dropped. At the limit, further ones wait in the backlog.
+    /// Accepts connections until it is dropped. At the limit, further ones wait until another one can be closed.
     pub(super) async fn accept_from(&mut self, listener: &TcpListener) {
         loop {
-            let permit = Arc::clone(&self.permits).acquire_owned().await;
-            let permit = permit.expect("the semaphore is never closed");
-            if let Some(stream) = accept(listener, "public").await
+            if let Some((stream, address)) = accept(listener, "public").await
                 && let Ok(stream) = stream.into_std()
             {
-                self.spawn(stream, permit);
+                let slot = self.limits.slot().await;
+                self.spawn(stream, address.ip(), slot);
             }
             while self.tasks.try_join_next().is_some() {}
         }
@@ -92,22 +116,44 @@ impl Connections {
         let Ok(listener) = listener.into_std() else {
             return;
         };
-        while let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned()
-            && let Ok((stream, _)) = listener.accept()
+        while let Some(slot) = self.limits.try_slot()
+            && let Ok((stream, address)) = listener.accept()
             && stream.set_nonblocking(true).is_ok()
         {
-            self.spawn(stream, permit);
+            self.spawn(stream, address.ip(), slot);
         }
     }
 
-    fn spawn(&mut self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+    fn spawn(&mut self, stream: TcpStream, address: IpAddr, slot: Slot) {
         // Responses are written whole, so Nagle's algorithm would only delay them.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let held = (permit, self.metrics.connection());
-        self.runtimes
-            .serve(stream, http::handle, &mut self.tasks, held);
+        let peer = Peer::new(address, &self.settings.trusted_proxy);
+        // The clients of a proxy share its address.
+        let is_limited = !peer.is_trusted_proxy;
+        let address_slot = is_limited.then(|| self.limits.address_slot(address));
+        if let Some(None) = address_slot {
+            let response = too_many_connections(&peer, &self.http_metrics);
+            // One attempt: the client has not sent anything yet, so it fits into the buffer of the socket.
+            let _ = (&stream).write(&response);
+            return;
+        }
+        let connection = ConnectionState::new(peer, Arc::clone(&self.limits.authenticated));
+        let proxy_protocol = self
+            .settings
+            .proxy_protocol
+            .then(|| Arc::clone(&self.limits));
+        let served = Arc::clone(&connection);
+        // The slot comes last: when it is free, so is the rest.
+        let held = (address_slot, self.metrics.connection(), slot);
+        let task = self.runtimes.spawn(&mut self.tasks, |state| async move {
+            if let Err(error) = serve(stream, served, state, proxy_protocol).await {
+                tracing::debug!(%error, "cannot serve a connection");
+            }
+            drop(held);
+        });
+        self.limits.register(&connection, task);
     }
 
     /// From now on every response asks to close its connection, and the service is not ready.
@@ -139,14 +185,43 @@ impl Connections {
     }
 }
 
+/// With the PROXY protocol, every connection starts with the address of the client, and comes from a proxy.
+async fn serve(
+    stream: TcpStream,
+    connection: Arc<ConnectionState>,
+    state: Arc<AppState>,
+    proxy_protocol: Option<Arc<ConnectionLimits>>,
+) -> io::Result<()> {
+    let mut stream = tokio::net::TcpStream::from_std(stream)?;
+    let peer = &connection.peer;
+    let mut address_slot = None;
+    if let Some(limits) = proxy_protocol {
+        if !peer.is_trusted_proxy {
+            return Err(io::Error::other("it does not come from a --trusted-proxy"));
+        }
+        let client = read_client(&mut stream);
+        if let Some(client) = timeout(state.limits.header_timeout, client).await?? {
+            peer.set_proxied(client);
+            address_slot = limits.address_slot(client);
+            if address_slot.is_none() {
+                let response = too_many_connections(peer, &state.metrics);
+                return stream.try_write(&response).map(drop);
+            }
+        }
+    }
+    http::connection::serve(stream, state, connection, http::handle).await;
+    drop(address_slot);
+    Ok(())
+}
+
 /// None after an error, which is logged at most once in ten seconds: the client has disconnected already, or there are no
 /// file descriptors left.
 pub(super) async fn accept(
     listener: &TcpListener,
     name: &'static str,
-) -> Option<tokio::net::TcpStream> {
+) -> Option<(tokio::net::TcpStream, SocketAddr)> {
     match listener.accept().await {
-        Ok((stream, _)) => Some(stream),
+        Ok(accepted) => Some(accepted),
         Err(error) => {
             if ACCEPT_ERRORS.admit(Instant::now().into_std()) {
                 tracing::warn!(%error, listener = name, "cannot accept a connection");

@@ -2,8 +2,10 @@
 //! completes the requests that it has accepted first.
 
 mod bootstrap;
+mod connection_limits;
 mod listener;
 mod ops_listener;
+mod proxy_protocol;
 mod runtimes;
 mod sd_notify;
 
@@ -90,7 +92,13 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         bootstrap::print_example_request(&token_path, reachable(address));
     }
 
-    let connections = Connections::new(&settings, writer, tokens, metrics, (phase, shutdown))?;
+    let connections = Connections::new(
+        Arc::clone(&settings),
+        writer,
+        tokens,
+        metrics,
+        (phase, shutdown),
+    )?;
     tokio::spawn(http::report_suppressed_lines());
     sd_notify::ready(address);
     let (signals, timeout) = ([terminate, interrupt], settings.drain_timeout);

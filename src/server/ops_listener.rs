@@ -56,7 +56,7 @@ async fn serve(listener: TcpListener, ops: Arc<Ops>) -> io::Result<()> {
         if accepted.is_none() || open.len() >= CONNECTIONS_MAX {
             evict(&mut open);
         }
-        if let Some(stream) = accepted {
+        if let Some((stream, _)) = accepted {
             let has_request = Arc::new(AtomicBool::new(false));
             let task = serve_connection(stream, Arc::clone(&ops), Arc::clone(&has_request));
             let task = tokio::spawn(task).abort_handle();
@@ -78,7 +78,7 @@ fn evict(open: &mut VecDeque<Connection>) {
 async fn serve_connection(stream: TcpStream, ops: Arc<Ops>, has_request: Arc<AtomicBool>) {
     let service = service_fn(async |request: Request<Incoming>| {
         has_request.store(true, Ordering::Relaxed);
-        Ok::<_, Infallible>(ops.respond(request.method(), request.uri().path()).await)
+        Ok::<_, Infallible>(ops.respond(&request).await)
     });
     let connection = http1::Builder::new()
         .keep_alive(false)

@@ -1,18 +1,15 @@
 //! The runtimes that serve connections: one single-threaded runtime per core. A connection stays on one of them, and so in
 //! the caches of one core; one runtime for all cores takes a seventh more CPU time per add.
 
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context;
-use hyper::Request;
-use hyper::body::Incoming;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
-use crate::http::{AppState, Handled, RequestContext, connection};
+use crate::http::AppState;
 
 /// The threads end when this is dropped.
 pub struct Runtimes(Vec<Runtime>);
@@ -33,29 +30,25 @@ impl Runtimes {
         runtimes.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Serves a connection on the runtime that has the fewest. `held` is dropped at its end.
-    pub fn serve<F>(
+    /// Serves a connection on the runtime that has the fewest. `serve` gets the state of that runtime.
+    pub fn spawn<F>(
         &self,
-        stream: TcpStream,
-        handler: fn(Arc<AppState>, Request<Incoming>, RequestContext) -> F,
         tasks: &mut JoinSet<()>,
-        held: impl Send + 'static,
-    ) where
-        F: Future<Output = Handled> + Send + 'static,
+        serve: impl FnOnce(Arc<AppState>) -> F,
+    ) -> AbortHandle
+    where
+        F: Future<Output = ()> + Send + 'static,
     {
         let runtimes = self.0.iter();
         let least_loaded = runtimes.min_by_key(|runtime| Arc::strong_count(&runtime.connections));
         let runtime = least_loaded.expect("there is a core");
-        let state = Arc::clone(&runtime.state);
-        let held = (Arc::clone(&runtime.connections), held);
+        let counted = Arc::clone(&runtime.connections);
+        let served = serve(Arc::clone(&runtime.state));
         let task = async move {
-            match tokio::net::TcpStream::from_std(stream) {
-                Ok(stream) => connection::serve(stream, state, handler).await,
-                Err(error) => tracing::warn!(%error, "cannot serve a connection"),
-            }
-            drop(held);
+            served.await;
+            drop(counted);
         };
-        tasks.spawn_on(task, &runtime.handle);
+        tasks.spawn_on(task, &runtime.handle)
     }
 }
 

@@ -15,7 +15,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::fs::AtomicFile;
-use crate::token::TokenDigest;
 
 pub(crate) use dry_run::DryRun;
 pub(crate) use error::{Failure, OpenError, StoreError, WalFull, chain};
@@ -23,8 +22,11 @@ pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter
 pub(crate) use sqlite::Restoration;
 pub use types::{Addition, Location, Outcome, TokenId, TokenRecord};
 pub(crate) use types::{
-    Checked, DamagedPlant, FileSizes, Finding, LOOKUP_LEN_MAX, PlantRecord, next_id,
+    Checked, DamagedPlant, FileSizes, Finding, LOOKUP_LEN_MAX, PlantRecord, TokenChanges, next_id,
 };
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use sqlite::inspect_wal;
 
 use postgres::Postgres;
 use sqlite::Sqlite;
@@ -206,11 +208,9 @@ impl Store {
         on_engine!(self, store => store.tokens())
     }
 
-    pub(crate) fn token(
-        &mut self,
-        digest: &TokenDigest,
-    ) -> Result<Option<TokenRecord>, StoreError> {
-        on_engine!(self, store => store.token(digest))
+    /// The tokens that were created, revoked or copied since an event; all of them if none is given, or one that is not there.
+    pub(crate) fn token_changes(&mut self, since: Option<i64>) -> Result<TokenChanges, StoreError> {
+        on_engine!(self, store => store.token_changes(since))
     }
 
     /// Inserts tokens of another store, with ids of this one. A token that exists already, by its digest, keeps everything but its

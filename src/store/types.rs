@@ -139,6 +139,33 @@ pub(crate) struct FileSizes {
     pub wal: u64,
 }
 
+/// What has happened to tokens since an event.
+#[derive(Debug)]
+pub(crate) struct TokenChanges {
+    /// True if these are all tokens.
+    pub is_complete: bool,
+    pub changed: Vec<TokenRecord>,
+    pub last_event: i64,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum TokenEvent {
+    Created,
+    Revoked,
+    /// From another store.
+    Copied,
+}
+
+impl TokenEvent {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Revoked => "revoked",
+            Self::Copied => "copied",
+        }
+    }
+}
+
 /// A token: everything but the secret.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenRecord {

@@ -26,6 +26,9 @@ use crate::writer::reply::ReplyDispatcher;
 
 pub(crate) use health::HealthCheck;
 
+/// For the memory of a large plant: one of the permits of its token, and one of all.
+pub(crate) type MemoryPermits = [OwnedSemaphorePermit; 2];
+
 /// The handle through which requests write to the store. When the last clone is dropped, the threads commit what is queued
 /// and end.
 #[derive(Clone)]
@@ -143,15 +146,15 @@ impl Writer {
         self.health_check.clone()
     }
 
-    /// Adds a plant. `Ok` means that the plant is durable, added now or before. The permit for its memory is held until the plant is
+    /// Adds a plant. `Ok` means that the plant is durable, added now or before. The permits for its memory are held until the plant is
     /// out of the queue, even if the client does not wait for it.
     pub(crate) async fn add(
         &self,
         plant: NewPlant,
         token: TokenId,
-        permit: Option<OwnedSemaphorePermit>,
+        permits: Option<Box<MemoryPermits>>,
     ) -> Result<Plant, AddError> {
-        let (reply, received) = self.replies.reply(permit);
+        let (reply, received) = self.replies.reply(permits);
         let job = Job::Add(Addition { plant, token }, reply);
         let adds = &self.metrics.adds;
         // A closed queue drops the job, and with it the reply.
@@ -167,9 +170,11 @@ impl Writer {
         })
     }
 
-    /// Records the last use of a token with the next batch. Dropped if the queue is full.
+    /// Records the last use of a token with the next batch. Dropped if half of the queue is taken, for which plants come first.
     pub(crate) fn record_token_use(&self, token: TokenId, used_at: Timestamp) {
-        let _ = self.jobs.try_send(Job::TokenUse(token, used_at));
+        if self.jobs.capacity() * 2 > self.jobs.max_capacity() {
+            let _ = self.jobs.try_send(Job::TokenUse(token, used_at));
+        }
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::plant::Plant;
-use crate::writer::AddError;
+use crate::writer::{AddError, MemoryPermits};
 
 pub(super) type AddResult = Result<Plant, AddError>;
 type Waiter = oneshot::Sender<AddResult>;
@@ -20,7 +20,7 @@ pub(super) struct ReplyDispatcher(Arc<mpsc::UnboundedSender<Vec<(Waiter, AddResu
 pub(super) struct Reply {
     waiter: Waiter,
     dispatcher: ReplyDispatcher,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permits: Option<Box<MemoryPermits>>,
 }
 
 impl ReplyDispatcher {
@@ -40,13 +40,13 @@ impl ReplyDispatcher {
 
     pub(super) fn reply(
         &self,
-        permit: Option<OwnedSemaphorePermit>,
+        permits: Option<Box<MemoryPermits>>,
     ) -> (Reply, oneshot::Receiver<AddResult>) {
         let (waiter, received) = oneshot::channel();
         let reply = Reply {
             waiter,
             dispatcher: self.clone(),
-            _permit: permit,
+            _permits: permits,
         };
         (reply, received)
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["main"],
     &["lib"],
+    &["fuzzing"],
     &["cli"],
     &["server"],
     &["formats"],

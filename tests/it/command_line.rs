@@ -90,8 +90,8 @@ fn an_invalid_config_file_is_a_usage_error_that_names_the_file() {
         ),
         ("max_queue = 0", "0 is not in 1..=1048576"),
         (
-            "listen = true",
-            "`listen` must be a string or a whole number",
+            "listen = 1.5",
+            "`listen` must be a string, a whole number, true, false, or a list of strings",
         ),
         ("a = [1", "(line 1)"),
         ("listen = \"a\"\nlisten = \"b\"", "duplicate key (line 2)"),
@@ -212,8 +212,8 @@ fn migrate_reports_whether_it_created_or_upgraded_the_schema() {
     assert_eq!(migrate(), "sqlite:a.db was created\n");
     assert_eq!(migrate(), "sqlite:a.db is up to date\n");
     let store = rusqlite::Connection::open(directory.path().join("a.db")).expect("a store");
-    // As version 3, which had no table `store` and an index instead of the table `batches`.
-    let earlier = "DROP TABLE store; DROP TABLE batches; DROP INDEX plants_without_batch;
+    // As version 3, which had no tables `store` and `token_events`, and an index instead of the table `batches`.
+    let earlier = "DROP TABLE token_events; DROP TABLE store; DROP TABLE batches; DROP INDEX plants_without_batch;
                    CREATE INDEX plants_by_batch ON plants (batch, added_at);
                    PRAGMA user_version = 3";
     store.execute_batch(earlier).expect("SQL");

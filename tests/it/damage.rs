@@ -79,7 +79,8 @@ fn a_corrupted_token_does_not_authenticate_and_is_reported() {
     );
     let server = Server::start_in(directory.path(), &[]);
     let response = server.connect().add(token.trim(), PLANT.as_bytes());
-    assert_eq!(response.error(), 50000, "{response:?}");
+    assert_eq!(response.error(), 40101, "{response:?}");
+    server.wait_for_line(|line| line["message"] == "a token is damaged; run `plantstore check`");
     server.add_ok(PLANT);
 }
 

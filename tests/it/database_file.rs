@@ -207,7 +207,7 @@ fn the_batches_of_an_older_store_become_rows_and_its_backups_are_listed_alike() 
     };
     let store = open(directory.path());
     let batches = rows(&store);
-    let earlier = "DROP TABLE batches; DROP INDEX plants_without_batch;
+    let earlier = "DROP TABLE token_events; DROP TABLE batches; DROP INDEX plants_without_batch;
                    CREATE INDEX plants_by_batch ON plants (batch, added_at);
                    PRAGMA user_version = 4";
     store.execute_batch(earlier).expect("SQL");

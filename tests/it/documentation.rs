@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::harness::{Server, directory, postgres, run_ok, wait_for_exit, wait_until};
+use crate::harness::proxy::tool;
+use crate::harness::{Server, directory, free_port, postgres, run_ok, wait_for_exit, wait_until};
 use crate::markdown::{self, Block, block, blocks};
 use crate::postgres::{address, sql, url};
 
@@ -18,11 +18,6 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 fn page(name: &str) -> String {
     let path = Path::new(ROOT).join("docs").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
 }
 
 /// Runs the `sh` blocks of a page in the directory of a running service. Its addresses replace those of the page.
@@ -233,100 +228,6 @@ fn the_documented_deletion_frees_the_id() {
         run_ok(directory.path(), &["check"]),
         "no damage found: 2 plants, 1 token\n"
     );
-}
-
-/// A certificate for 127.0.0.1 in `fullchain.pem`, its key in `privkey.pem`, and both in `plants.pem`.
-fn make_certificate(directory: &Path) {
-    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=plants -days 2 \
-                  -keyout privkey.pem -out fullchain.pem -addext subjectAltName=IP:127.0.0.1 2> openssl.log\n\
-                  cat fullchain.pem privkey.pem > plants.pem\n";
-    let (language, text) = ("sh".to_owned(), script.to_owned());
-    markdown::run(&[Block { language, text }], directory, &[]);
-}
-
-/// A program that `make setup` puts in target/tools, or one that is installed.
-fn tool(name: &str) -> Command {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
-    let unpacked = target.expect("target").join("tools/bin").join(name);
-    Command::new(if unpacked.exists() {
-        unpacked
-    } else {
-        name.into()
-    })
-}
-
-/// Ends with the test.
-struct Proxy(Child);
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        // The parent of worker processes has to end them.
-        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
-        let _ = self.0.wait();
-    }
-}
-
-/// Adds a plant through a proxy that terminates TLS.
-fn add_through(mut proxy: Command, port: u16, server: &Server) {
-    let program = proxy.get_program().display().to_string();
-    let proxy = proxy.current_dir(server.directory()).spawn();
-    let _proxy = Proxy(proxy.unwrap_or_else(|_| panic!("{program}; `make setup` installs it")));
-    let text = format!(
-        "curl -sS --retry 30 --retry-connrefused --retry-delay 1 --cacert fullchain.pem https://127.0.0.1:{port}/plants \
-         -H 'Authorization: Bearer {}' -H 'Content-Type: application/json' -H 'x-request-id: from-a-client' \
-         -d '{{\"id\":1,\"name\":\"Monstera\"}}'\n",
-        server.token()
-    );
-    let language = "sh".to_owned();
-    let expected = Block {
-        language: "json".to_owned(),
-        text: "{\"name\":\"Monstera\"}".to_owned(),
-    };
-    let blocks = [Block { language, text }, expected];
-    markdown::run(&blocks, server.directory(), &[]);
-}
-
-#[test]
-fn the_haproxy_example_terminates_tls() {
-    let server = Server::start();
-    make_certificate(server.directory());
-    let port = free_port();
-    let config = block(&page("security.md"), "HAProxy", "haproxy")
-        .replace("bind :443", &format!("bind 127.0.0.1:{port}"))
-        .replace("/etc/haproxy/plants.pem", "plants.pem")
-        .replace("127.0.0.1:8080", &server.address().to_string())
-        .replace(
-            "port 9090",
-            &format!("port {}", server.ops_address().port()),
-        );
-    fs::write(server.directory().join("haproxy.cfg"), config).expect("a file");
-    let mut proxy = tool("haproxy");
-    proxy.args(["-db", "-q", "-f", "haproxy.cfg"]);
-    add_through(proxy, port, &server);
-}
-
-#[test]
-fn the_nginx_example_terminates_tls() {
-    let server = Server::start();
-    make_certificate(server.directory());
-    let port = free_port();
-    let config = block(&page("security.md"), "nginx", "nginx")
-        .replace("listen 443", &format!("listen 127.0.0.1:{port}"))
-        .replace(
-            "/etc/ssl/plants/",
-            &format!("{}/", server.directory().display()),
-        )
-        .replace("127.0.0.1:8080", &server.address().to_string());
-    let config = format!(
-        "daemon off; pid nginx.pid; error_log stderr; events {{}}\n\
-         http {{ access_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;\n\
-         uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n{config}}}\n"
-    );
-    fs::write(server.directory().join("nginx.conf"), config).expect("a file");
-    let mut proxy = tool("nginx");
-    let directory = server.directory().to_str().expect("UTF-8");
-    proxy.args(["-p", directory, "-c", "nginx.conf", "-e", "stderr"]);
-    add_through(proxy, port, &server);
 }
 
 #[test]

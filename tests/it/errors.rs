@@ -35,7 +35,7 @@ fn a_request_that_is_not_http_is_40000() {
 fn a_request_that_is_not_http_after_a_good_one_is_40000() {
     let server = Server::start();
     let mut client = server.connect();
-    client.send("GET /openapi.json HTTP/1.1\r\n\r\nGARBAGE\r\n\r\n");
+    client.send("GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\nGARBAGE\r\n\r\n");
     assert_eq!(client.response().status, 200);
     assert_eq!(client.response().error(), 40000);
 
@@ -50,7 +50,7 @@ fn a_request_that_is_not_http_after_a_good_one_is_40000() {
 fn a_body_with_broken_framing_is_40000() {
     let server = Server::start();
     let head = format!(
-        "POST /plants HTTP/1.1\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n",
+        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n",
         server.token()
     );
     let mut client = server.connect();
@@ -147,7 +147,7 @@ fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
     }
 
     let head = format!(
-        "POST /plants HTTP/1.1\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n\
+        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n\
          transfer-encoding: chunked\r\n\r\n"
     );
     let mut client = server.connect();
@@ -260,7 +260,7 @@ fn credentials_are_checked_before_the_body_is_read() {
     let mut client = server.connect();
     // Without valid credentials neither the type nor the size of the body matters, and the server does not read it.
     client.send(
-        "POST /plants HTTP/1.1\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
+        "POST /plants HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
     );
     let response = client.response();
     assert_eq!(response.error(), 40100);
@@ -269,7 +269,7 @@ fn credentials_are_checked_before_the_body_is_read() {
 
     let mut client = server.connect();
     client.send(
-        "POST /plants HTTP/1.1\r\nauthorization: Bearer x\r\nexpect: 100-continue\r\n\
+        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer x\r\nexpect: 100-continue\r\n\
          content-type: application/json\r\ncontent-length: 10\r\n\r\n",
     );
     assert_eq!(client.response().error(), 40101);

@@ -261,7 +261,7 @@ fn a_node_with_a_full_disk_is_not_ready_and_recovers_without_a_restart() {
     let mut before = Server::start_in(directory.path(), &[]);
     before.add_ok(plant(0));
     assert!(before.terminate().success());
-    let fault = "pwrite64:error=ENOSPC:when=30..33";
+    let fault = "pwrite64:error=ENOSPC:when=60..63";
     let server = Server::start_with_fault(directory.path(), fault, &[]);
     assert_eq!(server.ask("/readyz").status, 200);
     let full = (1..200).map(|id| server.add(plant(id)).status);

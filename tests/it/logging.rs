@@ -32,7 +32,7 @@ fn a_request_is_one_line_with_all_fields() {
     );
 
     let mut client = server.connect();
-    client.send("GET /openapi.json?secret=1 HTTP/1.1\r\n\r\nGARBAGE\r\n\r\n");
+    client.send("GET /openapi.json?secret=1 HTTP/1.1\r\nhost: x\r\n\r\nGARBAGE\r\n\r\n");
     client.response();
     client.response();
     let line = server.wait_for_line(|line| line["method"] == "GET");

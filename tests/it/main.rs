@@ -22,9 +22,11 @@ mod error_catalogue;
 mod errors;
 mod faults;
 mod first_run;
+mod framing;
 #[allow(dead_code, reason = "the fault suite uses the rest")]
 mod harness;
 mod import_export;
+mod limits;
 mod list;
 mod logging;
 mod markdown;
@@ -33,5 +35,6 @@ mod outage;
 mod packaging;
 mod panics;
 mod postgres;
+mod proxies;
 mod tokens;
 mod wal_limit;

@@ -242,13 +242,14 @@ fn outcomes_commits_tokens_and_connections_are_counted() {
     assert_eq!(metrics.value("plantstore_connections_max"), 16384.0);
     assert!(metrics.value("plantstore_connections") >= 1.0);
     assert!(metrics.value("plantstore_connections_accepted_total") >= 3.0);
-    assert_eq!(metrics.value("plantstore_token_cache_entries"), 1.0);
-    let looked_up = |result| {
-        let name = format!("plantstore_token_cache_lookups_total{{result=\"{result}\"}}");
-        metrics.value(&name)
+    assert_eq!(metrics.value("plantstore_tokens"), 1.0);
+    let readings = |result| {
+        metrics.value(&format!(
+            "plantstore_token_readings_total{{result=\"{result}\"}}"
+        ))
     };
-    assert!(looked_up("miss") >= 1.0);
-    assert_eq!(looked_up("hit") + looked_up("miss"), 4.0);
+    assert!(readings("ok") >= 1.0);
+    assert_eq!(readings("failed"), 0.0);
 
     assert!(metrics.value("process_cpu_seconds_total") > 0.0);
     assert!(metrics.value("process_resident_memory_bytes") > 1e6);
@@ -377,12 +378,17 @@ fn the_limit_of_open_files_limits_connections_and_reserves_descriptors_for_the_r
         let body = format!(r#"{{"id":{id},"name":"x"}}"#);
         client.add(&token, body.as_bytes()).status
     };
-    let mut connected: Vec<_> = (0..300).map(|_| server.connect()).collect();
-    for (id, client) in connected.iter_mut().take(20).enumerate() {
+    // From several addresses, because each has a limit of its own.
+    let connect = |number: u16| {
+        let source = [127, 0, 0, 2 + u8::try_from(number % 20).expect("small")];
+        Client::connect_from(source, server.address())
+    };
+    let mut connected: Vec<_> = (0..300).map(connect).collect();
+    for (id, client) in connected.iter_mut().rev().take(10).enumerate() {
         assert_eq!(add(client, id), 200);
     }
     let metrics = Metrics::of(&server);
-    assert!((metrics.value("plantstore_connections") - max).abs() < 0.5);
+    assert!(metrics.value("plantstore_connections") <= max);
     assert!(metrics.value("process_open_fds") < f64::from(limit));
     let _silent: Vec<_> = (0..64)
         .map(|_| Client::connect(server.ops_address()))

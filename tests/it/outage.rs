@@ -193,7 +193,13 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
         let back = lines(&server, BACK);
         assert_eq!(back.len() as u64, outage, "{back:?}");
         assert!(back.iter().all(|line| line["outage_us"].as_u64() > Some(0)));
-        assert_eq!(add(0).status, 200);
+        let response = add(0);
+        assert_eq!(
+            response.status,
+            200,
+            "{response:?} {:?}",
+            lines(&server, "request").last()
+        );
     }
     assert_eq!(adds(&server), 1 + 2 * 5);
     assert_eq!(lines(&server, LOST).len(), 2);

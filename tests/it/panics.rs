@@ -6,8 +6,8 @@ use std::time::Duration;
 use hyper::Request;
 use hyper::body::Incoming;
 use plantstore::{
-    AppState, ErrorKind, Handled, Metrics, Mode, RequestContext, RuntimeTokens, Shutdown, Store,
-    TokenCache, Writer, serve_connection,
+    AppState, ConnectionState, ErrorKind, Handled, KnownTokens, Metrics, Mode, Peer,
+    RequestContext, RuntimeTokens, Shutdown, Store, Writer, serve_connection,
 };
 use tokio::net::TcpListener;
 
@@ -36,16 +36,12 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let _here = runtime.enter();
     let metrics = Arc::new(Metrics::new([50000, 40400].into_iter()));
     let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout, Arc::clone(&metrics));
-    let tokens = TokenCache::new(open(), writer.clone(), Arc::clone(&metrics), timeout);
+    let tokens = KnownTokens::start(open(), writer.clone(), Arc::clone(&metrics), timeout, None);
     let state = Arc::new(AppState {
         tokens: RuntimeTokens::new(&tokens),
         writer,
         metrics: metrics.for_runtime(),
-        header_timeout: timeout,
-        body_bytes_max: 1,
-        large_body_permits: plantstore::large_body_permits(1),
-        body_timeout: timeout,
-        idle_timeout: timeout,
+        limits: Arc::default(),
         shutdown: Shutdown::default(),
     });
     let listener = runtime
@@ -54,7 +50,9 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let address = listener.local_addr().expect("an address");
     runtime.spawn(async move {
         let (stream, _) = listener.accept().await.expect("a connection");
-        serve_connection(stream, state, panics).await;
+        let peer = Peer::new(address.ip(), &[]);
+        let connection = ConnectionState::new(peer, Arc::default());
+        serve_connection(stream, state, connection, panics).await;
     });
 
     let mut client = Client::connect(address);

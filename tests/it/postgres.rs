@@ -125,6 +125,16 @@ fn a_role_without_ddl_rights_works_after_another_role_has_migrated() {
              GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role}"
         ),
     );
+    let server = Server::start_in(directory.path(), &["--store", &clerk]);
+    wait_until("it is not ready without a privilege", || {
+        let response = server.ask("/readyz");
+        response.body == "not ready: the tokens cannot be read\n"
+    });
+    drop(server);
+    sql(
+        &url,
+        &format!("GRANT SELECT, INSERT ON plantstore.token_events TO {role}"),
+    );
     let token = run_ok(
         directory.path(),
         &["token", "create", "a", "--store", &clerk],

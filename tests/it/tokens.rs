@@ -83,9 +83,11 @@ fn a_revocation_is_effective_within_a_second_and_permanent() {
     assert_eq!(add().status, 200);
     run_ok(server.directory(), &["token", "revoke", "ci"]);
     let revoked = Instant::now();
+    let mut sent = revoked;
     while add().status == 200 {
-        assert!(revoked.elapsed() < Duration::from_secs(1));
+        assert!(sent - revoked < Duration::from_secs(1));
         thread::sleep(Duration::from_millis(10));
+        sent = Instant::now();
     }
     assert_eq!(add().error(), 40101);
     let directory = server.directory().to_owned();

@@ -4,13 +4,13 @@
 use num_bigint::BigInt;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     NotJson,
     NotAPlant,
     Plant(i64, String, Option<String>),
 }
 
-pub(super) fn judge(body: &[u8]) -> Verdict {
+pub(crate) fn judge(body: &[u8]) -> Verdict {
     let Ok(text) = String::from_utf8(body.to_vec()) else {
         return Verdict::NotJson;
     };

@@ -54,9 +54,14 @@ const ADD: &str = concat!(
 /// For how long an id that was taken makes it likely that others are. The server logs an error for each failed `ADD_NEW`.
 const TAKEN_IDS_INTERVAL: Duration = Duration::from_secs(10);
 
-const RECORD_TOKEN_USE: &str = "
-    UPDATE plantstore.tokens SET last_used_at = $2
-    WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)";
+/// Without waiting for locks: a row that is locked is being written by another node, for the same reason.
+const RECORD_TOKEN_USES: &str = "
+    WITH used AS (
+        SELECT id, used_at FROM plantstore.tokens
+        JOIN unnest($1::BIGINT[], $2::TIMESTAMPTZ[]) AS new (token, used_at) ON id = token
+        WHERE last_used_at IS NULL OR last_used_at < used_at FOR UPDATE OF tokens SKIP LOCKED
+    )
+    UPDATE plantstore.tokens SET last_used_at = used_at FROM used WHERE tokens.id = used.id";
 
 /// Writes the row of this node, which no other session has a reason to lock.
 const PROBE: &str = "
@@ -115,9 +120,14 @@ impl Postgres {
             Stored::AllAdded if first.len() == batch.len() => vec![Outcome::Added; batch.len()],
             stored => self.outcomes(batch, &first, stored)?,
         };
-        for (token, used_at) in token_uses {
-            let values: &Values<'_> = &[(&token.0, Type::INT8), (used_at, Type::TIMESTAMPTZ)];
-            self.execute_if_fast(RECORD_TOKEN_USE, values);
+        if !token_uses.is_empty() {
+            let (tokens, times): (Vec<_>, Vec<_>) =
+                token_uses.iter().map(|(token, at)| (token.0, *at)).unzip();
+            let values: &Values<'_> = &[
+                (&tokens, Type::INT8_ARRAY),
+                (&times, Type::TIMESTAMPTZ_ARRAY),
+            ];
+            self.execute_if_fast(RECORD_TOKEN_USES, values);
         }
         Ok(outcomes)
     }

@@ -120,12 +120,19 @@ fn classify(error: &Error) -> Failure {
     match code.code() {
         "25006" => Failure::Unavailable, // this server has become a standby
         "40003" => Failure::Unknown,
+        // Another session has recorded an event at the same time.
+        "23505" if table(error) == Some("token_events") => Failure::Busy,
         "53100" => Failure::Full,
         code if code.starts_with("08") || code.starts_with("57P") => Failure::Unknown,
         // Serialization, deadlock, locks, a cancelled query, insufficient resources.
         code if ["40", "53", "55", "57"].contains(&&code[..2]) => Failure::Busy,
         _ => Failure::Unusable,
     }
+}
+
+/// The table that the error is about.
+fn table(error: &Error) -> Option<&str> {
+    error.as_db_error()?.table()
 }
 
 /// A random number between a half and one; one if the operating system has no random numbers.

@@ -14,30 +14,38 @@ use crate::store::error::OpenError;
 use crate::store::postgres::Values;
 use crate::store::postgres::session::{Session, classify_connect_error};
 
-pub(in crate::store) const VERSION: i64 = 4;
+pub(in crate::store) const VERSION: i64 = 5;
 
 /// One statement each, which can be run again: not every engine runs two of them in one transaction. The last one inserts `VERSION`.
-const STEPS: [&str; 6] = [
+const STEPS: [&str; 7] = [
     include_str!("../../../migrations/postgres/0001_tokens.sql"),
     include_str!("../../../migrations/postgres/0002_plants.sql"),
     include_str!("../../../migrations/postgres/0003_newest_first.sql"),
     include_str!("../../../migrations/postgres/0004_nodes.sql"),
+    include_str!("../../../migrations/postgres/0005_token_events.sql"),
     "CREATE TABLE IF NOT EXISTS plantstore.schema_version (version BIGINT PRIMARY KEY)",
-    "INSERT INTO plantstore.schema_version (version) VALUES (4) ON CONFLICT (version) DO NOTHING",
+    "INSERT INTO plantstore.schema_version (version) VALUES (5) ON CONFLICT (version) DO NOTHING",
 ];
 
 const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS plantstore";
 
 /// Up to this version the tables were in the first schema of the search path, and their version was in `plantstore_schema`. That table
-/// stays, with the new version in it, so that an older plantstore rejects the database instead of creating its tables again.
+/// stays, with `VERSION_MOVED` in it, so that an older plantstore rejects the database instead of creating its tables again.
 const VERSION_BEFORE_OWN_SCHEMA: i64 = 3;
+const VERSION_MOVED: i64 = 4;
 
 /// Attempts to create or move tables while another session locks them.
 const ATTEMPTS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The tables of this version; the first two are also those of an earlier one.
-const TABLES: [&str; 4] = ["tokens", "plants", "nodes", "schema_version"];
+const TABLES: [&str; 5] = [
+    "tokens",
+    "plants",
+    "nodes",
+    "token_events",
+    "schema_version",
+];
 
 /// Every relation in the schema `plantstore`, and those of an earlier version elsewhere, with how it differs from the table that
 /// plantstore creates, if it does. Further columns are ignored, unless they require a value. One row without a relation if the
@@ -60,6 +68,10 @@ const RELATIONS: &str = "
       ('nodes', 'id', 'bigint', TRUE, TRUE),
       ('nodes', 'started_at', 'timestamp with time zone', TRUE, FALSE),
       ('nodes', 'seen_at', 'timestamp with time zone', TRUE, FALSE),
+      ('token_events', 'number', 'bigint', TRUE, TRUE),
+      ('token_events', 'token', 'bigint', TRUE, FALSE),
+      ('token_events', 'event', 'text', TRUE, FALSE),
+      ('token_events', 'at', 'timestamp with time zone', TRUE, FALSE),
       ('schema_version', 'version', 'bigint', TRUE, TRUE)
     ), found AS (
       SELECT n.nspname::TEXT AS schema, c.oid, c.relname::TEXT AS relation, c.relkind, c.relpersistence
@@ -215,7 +227,7 @@ async fn move_locked_tables(session: &Session, from: &str) -> Result<(), OpenErr
          ALTER TABLE {schema}.plants SET SCHEMA plantstore;
          {steps};
          {grants};
-         INSERT INTO {schema}.plantstore_schema (version) VALUES ({VERSION});
+         INSERT INTO {schema}.plantstore_schema (version) VALUES ({VERSION_MOVED});
          COMMIT"
     );
     let moved = session.client.batch_execute(&sql).await;
@@ -223,11 +235,14 @@ async fn move_locked_tables(session: &Session, from: &str) -> Result<(), OpenErr
 }
 
 /// Statements that give the rights on new tables to the roles that have rights on the tables of an earlier version, their owners
-/// included: reading the version, and if they may add plants, probing.
+/// included: reading the version, and if they may add plants, probing and the changes of tokens.
 async fn grants(session: &Session, schema: &str) -> Result<String, OpenError> {
     let sql = "SELECT string_agg(
                    'GRANT USAGE ON SCHEMA plantstore TO ' || role || '; GRANT SELECT ON plantstore.schema_version TO ' || role
-                   || CASE WHEN adds_plants THEN '; GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO ' || role ELSE '' END,
+                   || CASE WHEN adds_plants THEN
+                        '; GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO ' || role
+                        || '; GRANT SELECT, INSERT ON plantstore.token_events TO ' || role
+                      ELSE '' END,
                    '; ')
                FROM (
                  SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS role,
@@ -307,8 +322,8 @@ async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> 
         };
         match (their_version, version) {
             // Without a version it was never completed, and is empty.
-            (None, _) | (Some(VERSION..), Some(_)) => {}
-            (Some(VERSION..), None) => {
+            (None, _) | (Some(VERSION_MOVED..), Some(_)) => {}
+            (Some(VERSION_MOVED..), None) => {
                 return reject(format!(
                     "the tables of its schema {schema} were moved to the schema plantstore, which is not there; restore that schema"
                 ));

@@ -26,6 +26,8 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 pub(crate) use backup::Restoration;
 pub(super) use open::{accept_loss, file_sizes, is_backup, schema_version};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use wal_check::inspect_bytes as inspect_wal;
 
 use crate::fs::failed_to;
 use crate::plant::NewPlant;

@@ -26,14 +26,15 @@ use crate::store::sqlite::wal_check::{Damage, check_wal};
 use crate::store::types::FileSizes;
 
 /// The schema, one step per version. A released step is never changed.
-const MIGRATIONS: [&str; 5] = [
+const MIGRATIONS: [&str; 6] = [
     include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
     include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
     include_str!("../../../migrations/sqlite/0003_batches.sql"),
     include_str!("../../../migrations/sqlite/0004_store.sql"),
     include_str!("../../../migrations/sqlite/0005_batches_table.sql"),
+    include_str!("../../../migrations/sqlite/0006_token_events.sql"),
 ];
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// The first version whose plants have a batch number.
 const VERSION_WITH_BATCHES: u32 = 3;

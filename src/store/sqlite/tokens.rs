@@ -6,7 +6,7 @@ use rusqlite::{Connection, Error, OptionalExtension, Transaction, params};
 use crate::store::error::StoreError;
 use crate::store::sqlite::rows::{self, token_checksum};
 use crate::store::sqlite::{Sqlite, begin_write};
-use crate::store::types::TokenRecord;
+use crate::store::types::{TokenChanges, TokenEvent, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 impl Sqlite {
@@ -16,7 +16,7 @@ impl Sqlite {
         if transaction.query_row(is_taken, [&token.name], |row| row.get(0))? {
             return Ok(false);
         }
-        insert(&transaction, token)?;
+        insert(&transaction, token, TokenEvent::Created)?;
         transaction.commit()?;
         Ok(true)
     }
@@ -36,6 +36,7 @@ impl Sqlite {
             ..token
         };
         update_state(&transaction, &revoked)?;
+        record(&transaction, revoked.id, TokenEvent::Revoked)?;
         transaction.commit()?;
         Ok(Some(true))
     }
@@ -52,11 +53,35 @@ impl Sqlite {
         Ok(tokens.collect::<Result<_, _>>()?)
     }
 
-    pub(crate) fn token(
-        &mut self,
-        digest: &TokenDigest,
-    ) -> Result<Option<TokenRecord>, StoreError> {
-        Ok(find(&self.connection, digest)?)
+    pub(crate) fn token_changes(&mut self, since: Option<i64>) -> Result<TokenChanges, StoreError> {
+        let transaction = self.connection.transaction()?;
+        let last_event = last_event(&transaction)?;
+        let since = since.filter(|since| *since <= last_event);
+        let sql = match since {
+            None => "SELECT * FROM tokens WHERE ?1 IS NULL",
+            Some(_) => {
+                "SELECT * FROM tokens WHERE id IN (SELECT token FROM token_events WHERE number > ?1)"
+            }
+        };
+        let mut changed = Vec::new();
+        if since != Some(last_event) {
+            let mut select = transaction.prepare_cached(sql)?;
+            let mut rows = select.query([since])?;
+            while let Some(row) = rows.next()? {
+                match rows::token(row) {
+                    Ok(token) => changed.push(token),
+                    // It cannot be used; the others can.
+                    Err(error) => {
+                        tracing::warn!(%error, "a token is damaged; run `plantstore check`");
+                    }
+                }
+            }
+        }
+        Ok(TokenChanges {
+            is_complete: since.is_none(),
+            changed,
+            last_event,
+        })
     }
 
     /// Fails, and changes nothing, if another token has the id or the name of one of them.
@@ -72,8 +97,11 @@ impl Sqlite {
                         ..known
                     };
                     update_state(&transaction, &merged)?;
+                    if merged.revoked_at != known.revoked_at {
+                        record(&transaction, merged.id, TokenEvent::Revoked)?;
+                    }
                 }
-                None => insert(&transaction, token)?,
+                None => insert(&transaction, token, TokenEvent::Copied)?,
             }
         }
         Ok(transaction.commit()?)
@@ -88,7 +116,11 @@ fn find(connection: &Connection, digest: &TokenDigest) -> Result<Option<TokenRec
 }
 
 /// SQLite assigns the id.
-fn insert(transaction: &Transaction<'_>, token: &TokenRecord) -> Result<(), Error> {
+fn insert(
+    transaction: &Transaction<'_>,
+    token: &TokenRecord,
+    event: TokenEvent,
+) -> Result<(), Error> {
     let sql = "INSERT INTO tokens
         (name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
@@ -102,7 +134,24 @@ fn insert(transaction: &Transaction<'_>, token: &TokenRecord) -> Result<(), Erro
         token.last_used_at.map(Timestamp::as_millisecond),
         token_checksum(token),
     ];
+    transaction.execute(sql, values)?;
+    let id = TokenId(transaction.last_insert_rowid());
+    record(transaction, id, event)
+}
+
+/// Records what happens to a token. Transactions that write follow one another, so numbers are in the order of their commits.
+fn record(transaction: &Transaction<'_>, token: TokenId, event: TokenEvent) -> Result<(), Error> {
+    let sql = "INSERT INTO token_events (number, token, event, at) VALUES (?1, ?2, ?3, ?4)";
+    let now = Timestamp::now().as_millisecond();
+    let number = last_event(transaction)? + 1;
+    let values = params![number, token.0, event.name(), now];
     transaction.execute(sql, values).map(drop)
+}
+
+fn last_event(connection: &Connection) -> Result<i64, Error> {
+    let sql = "SELECT coalesce(max(number), 0) FROM token_events";
+    let mut select = connection.prepare_cached(sql)?;
+    select.query_row([], |row| row.get(0))
 }
 
 /// Updates what can change of a token.

@@ -110,6 +110,12 @@ fn read_without_wal(store: &Path) -> Option<State> {
     State::read(&connection).ok()?
 }
 
+/// Reads a WAL from memory.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn inspect_bytes(wal: &[u8], database_len: u64) {
+    inspect_file(io::Cursor::new(wal), database_len).expect("memory can be read");
+}
+
 /// What is wrong with a WAL.
 #[derive(Default)]
 struct Problems {

@@ -3,10 +3,11 @@
 mod client;
 pub mod clock;
 pub mod postgres;
+pub mod proxy;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -31,6 +32,11 @@ pub const BINARY_UNDER_TEST: &str = "BINARY_UNDER_TEST";
 
 pub fn directory() -> TempDir {
     tempfile::tempdir().expect("a temporary directory")
+}
+
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
 }
 
 /// The binary, without settings from the environment.
@@ -134,7 +140,7 @@ impl Server {
 
     /// With `--log-level warn`, so that the address is not logged and has to be chosen.
     pub fn start_with_quiet_log_in(directory: &Path) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = port.local_addr().expect("an address");
         drop(port);
         let mut command = plantstore(directory);
@@ -456,6 +462,8 @@ pub fn copy_tokens(from: &Path, to: &Path) {
         return postgres::with_client(&to, async |client| {
             let sql = "INSERT INTO plantstore.tokens SELECT * FROM json_populate_record(NULL::plantstore.tokens, $1::TEXT::JSON)";
             client.execute(sql, &[&token]).await.expect("a copy");
+            let sql = "INSERT INTO plantstore.token_events SELECT 1 + count(*), (SELECT max(id) FROM plantstore.tokens), 'copied', now() FROM plantstore.token_events";
+            client.execute(sql, &[]).await.expect("an event");
         });
     }
     let store = open(to);
@@ -466,4 +474,6 @@ pub fn copy_tokens(from: &Path, to: &Path) {
     let copy = "INSERT INTO tokens SELECT 99, name, digest, rate_limit, created_at, expires_at, revoked_at,
                 last_used_at, checksum FROM elsewhere.tokens";
     store.execute(copy, []).expect("a copy");
+    let event = "INSERT INTO token_events SELECT 1 + count(*), 99, 'copied', 0 FROM token_events";
+    store.execute(event, []).expect("an event");
 }

@@ -297,6 +297,26 @@ fn tables_that_only_resemble_the_previous_version_are_neither_moved_nor_changed(
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
+fn tables_of_version_4_that_were_moved_are_upgraded() {
+    let directory = directory();
+    let url = url(directory.path());
+    sql(&url, EARLIER);
+    run_ok(directory.path(), &["migrate"]);
+    sql(
+        &url,
+        "DROP TABLE plantstore.token_events; UPDATE plantstore.schema_version SET version = 4",
+    );
+    let server = Server::start_in(directory.path(), &[]);
+    server.add_ok(BODY);
+    assert_eq!(stored_names(directory.path()), ["x", "Fern"]);
+    assert_eq!(
+        ask(&url, "SELECT event FROM plantstore.token_events"),
+        ["created"]
+    );
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
 fn a_database_with_tables_of_an_older_plantstore_next_to_ours_is_rejected() {
     let directory = directory();
     let url = url(directory.path());
