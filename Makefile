@@ -112,13 +112,14 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# Attacks and overload while honest clients use the service; writes the tables of docs/security.md. About 15 minutes.
+# Attacks and overload while honest clients use the service; writes the tables of docs/security.md. About 15 minutes; ONLY
+# selects by name.
 harden: bench-build
 	@scripts/install-missing postgresql
 	tests/harden/run
 
 # Ten million inputs for each fuzz target; adds what they reach to fuzz/corpus and writes the table of docs/security.md. RUNS shortens
-# it. Half an hour.
+# it. About an hour.
 fuzz: $(TOOLS)/bin/cargo-fuzz
 	@scripts/install-missing g++ python3
 	fuzz/run

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 RELEASE = TARGET / "release"
 TICKS = os.sysconf("SC_CLK_TCK")
+AT_START = {}
 AS_NOBODY = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
@@ -29,6 +30,7 @@ def free_port():
 def get_ready():
     """Turns SIGTERM into an exit that stops all servers, and raises the limit of open files for them and the load generator."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    AT_START.update(processor_times())
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -93,7 +95,7 @@ def load(contender, connections, **options):
     # Flush the writes of other servers before the measurement.
     os.sync()
     reset_peak_memory(contender.pids())
-    cpu_before = cpu_seconds(contender.pids())
+    cpu_before, times_before = cpu_seconds(contender.pids()), processor_times()
     done = subprocess.run(command, capture_output=True, text=True, timeout=(options.get("seconds") or 3600) + 180, **AS_NOBODY)
     if done.returncode != 0:
         raise RuntimeError(f"load on {contender.name}: {done.stderr.strip()[-500:]}")
@@ -111,6 +113,7 @@ def load(contender, connections, **options):
         generator_of_core=result["cpu_seconds"] / max(result["seconds"], 1e-9),
         generator_of_cpu=generator_cpu_per_1000 / max(generator_cpu_per_1000 + server_cpu_per_1000, 1e-9),
         memory=peak_memory(contender.pids()),
+        stolen=stolen_since(times_before),
     )
     if result["wrong"]:
         complaint = f"{contender.name}, {connections} connections: {result['wrong']} of {result['requests']} went wrong"
@@ -142,6 +145,18 @@ def cpu_seconds(pids):
     """User and system time, including waited-for children."""
     stats = [fields for pid in pids if (fields := stat_of(pid))]
     return sum(int(ticks) for fields in stats for ticks in fields[11:15]) / TICKS
+
+
+def processor_times():
+    """Ticks of all processors since the machine was started: in total, and those that the host of a virtual machine gave to others."""
+    ticks = [int(field) for field in pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return {"all": sum(ticks), "stolen": ticks[7]}
+
+
+def stolen_since(before):
+    """The part of the processor time that the host has given to others."""
+    now = processor_times()
+    return (now["stolen"] - before["stolen"]) / max(now["all"] - before["all"], 1)
 
 
 def reset_peak_memory(pids):
@@ -198,7 +213,9 @@ def machine():
     cpu = next(line for line in (proc / "cpuinfo").read_text().splitlines() if line.startswith("model name"))
     memory = int((proc / "meminfo").read_text().split()[1]) / 2**20
     filesystem = run_text("findmnt", "--noheadings", "--output", "FSTYPE", "--target", str(TARGET))
-    return f"{os.cpu_count()} × {cpu.partition(':')[2].strip()}, {memory:.0f} GiB, {filesystem}, Linux {os.uname().release}"
+    machine = f"{os.cpu_count()} × {cpu.partition(':')[2].strip()}, {memory:.0f} GiB, {filesystem}, Linux {os.uname().release}"
+    stolen = stolen_since(AT_START) if AT_START else 0
+    return machine + (f"; its host gave {stolen:.0%} of the processor time to others" if stolen >= 0.005 else "")
 
 
 def commit():

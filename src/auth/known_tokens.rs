@@ -1,6 +1,6 @@
 //! All tokens of the store, in memory. A thread reads what has changed several times a second, so that a known token needs no
 //! query and never waits behind an unknown one. A request with an unknown token waits for the next reading, so a new token
-//! works at once; whatever clients send, the store is read at most `1 / READ_PAUSE` times.
+//! works at once; whatever clients send, the store is read at most 50 times a second.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;

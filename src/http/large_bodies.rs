@@ -1,5 +1,5 @@
 //! The memory for large bodies: each of them needs a permit until its plant is stored. A token has at most a quarter of the
-//! permits, so that nobody can take them all by sending bodies slowly.
+//! permits, so that no client can take them all by sending bodies slowly.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(super) const SMALL_BODY_BYTES: usize = 16 << 10;
 /// What all larger bodies together may take.
 const LARGE_BODIES_BYTES: usize = 256 << 20;
 
-/// Semaphores that nobody uses are dropped when there are so many.
+/// Semaphores that are not in use are dropped when there are so many.
 const TOKENS_MAX: usize = 1024;
 
 pub(crate) struct LargeBodies {
