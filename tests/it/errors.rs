@@ -225,7 +225,7 @@ fn unknown_and_revoked_tokens_are_40101_and_expired_ones_40102() {
         &["token", "create", "old", "--expires-in", "1ms"],
     );
     let revoked = run_ok(directory, &["token", "create", "gone"]);
-    run_ok(directory, &["token", "revoke", "gone"]);
+    server.revoke("gone", revoked.trim());
     let expired = run_ok(
         directory,
         &["token", "create", "brief", "--expires-in", "1ms"],

@@ -263,7 +263,7 @@ fn a_node_with_a_full_disk_is_not_ready_and_recovers_without_a_restart() {
     assert!(before.terminate().success());
     let fault = "pwrite64:error=ENOSPC:when=60..63";
     let server = Server::start_with_fault(directory.path(), fault, &[]);
-    assert_eq!(server.ask("/readyz").status, 200);
+    server.wait_until_ready();
     let full = (1..200).map(|id| server.add(plant(id)).status);
     assert_eq!(full.into_iter().find(|status| *status != 200), Some(503));
     let response = server.ask("/readyz");
@@ -278,7 +278,7 @@ fn a_node_with_a_full_disk_is_not_ready_and_recovers_without_a_restart() {
     );
     // Without requests: the health check notices that there is space again.
     let stored = server.plants().len();
-    wait_until("it is ready", || server.ask("/readyz").status == 200);
+    server.wait_until_ready();
     assert!(
         server
             .ask("/metrics")
@@ -324,7 +324,7 @@ fn a_node_with_a_stuck_store_is_not_ready_until_the_store_recovers() {
             .contains("\nplantstore_ready 0\n")
     );
     assert_eq!(in_flight.response().status, 200);
-    wait_until("it is ready", || server.ask("/readyz").status == 200);
+    server.wait_until_ready();
 }
 
 #[test]

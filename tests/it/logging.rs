@@ -45,8 +45,7 @@ fn a_request_is_one_line_with_all_fields() {
 fn a_request_with_a_revoked_token_is_logged_with_its_name() {
     let server = Server::start();
     let token = run_ok(server.directory(), &["token", "create", "leaver"]);
-    run_ok(server.directory(), &["token", "revoke", "leaver"]);
-    server.connect().add(token.trim(), b"{}");
+    server.revoke("leaver", token.trim());
     let line = server.wait_for_line(|line| line["error_code"] == 40101);
     assert_eq!(line["token_name"], "leaver");
 }

@@ -110,7 +110,7 @@ fn make_traffic(server: &Server) {
 #[test]
 fn the_private_listener_serves_health_readiness_and_metrics_only() {
     let server = Server::start();
-    server.token();
+    server.wait_until_ready();
     for (path, status, body) in [
         ("/healthz", 200, "alive\n"),
         ("/readyz", 200, "ready\n"),
@@ -275,7 +275,7 @@ fn a_draining_node_is_alive_and_not_ready() {
     let mut half_way = server.connect();
     half_way.send(most);
     server.wait_for_connection();
-    assert_eq!(server.ask("/readyz").status, 200);
+    server.wait_until_ready();
 
     server.signal("-TERM");
     server.wait_for_line(|line| line["message"] == "draining");
@@ -304,7 +304,7 @@ fn a_probe_changes_nothing() {
         )
     };
     let before = stored();
-    assert_eq!(server.ask("/readyz").status, 200);
+    server.wait_until_ready();
     assert!(Metrics::of(&server).value("plantstore_last_commit_timestamp_seconds") > 0.0);
     assert_eq!(stored(), before);
     assert!(run_ok(server.directory(), &["check"]).starts_with("no damage"));

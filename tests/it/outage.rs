@@ -186,7 +186,7 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
 
         door.open();
         wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
-        assert_eq!(server.ask("/readyz").status, 200);
+        server.wait_until_ready();
         wait_until("it is logged", || {
             lines(&server, BACK).len() as u64 >= outage
         });

@@ -191,8 +191,10 @@ fn a_token_created_or_revoked_on_one_node_is_valid_or_invalid_on_all() {
     run_ok(directory.path(), &["token", "revoke", "a"]);
     let revoked = Instant::now();
     for node in &nodes {
+        let mut sent = revoked;
         while add(node).status == 200 {
-            assert!(revoked.elapsed() < Duration::from_secs(1));
+            assert!(sent - revoked < Duration::from_secs(1));
+            sent = Instant::now();
         }
         assert_eq!(add(node).error(), 40101);
     }
@@ -259,7 +261,7 @@ fn a_node_starts_without_its_database_and_works_when_it_becomes_available() {
             }
         }
     });
-    wait_until("it is ready", || server.ask("/readyz").status == 200);
+    server.wait_until_ready();
     assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
 }
 

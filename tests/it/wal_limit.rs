@@ -92,7 +92,7 @@ fn at_its_limit_adds_are_rejected_until_the_reader_ends() {
         server.add_ok(plant(rejected));
         server.wait_for_line(|line| says(line, RESET));
         assert!(wal_bytes(server.directory()) < LIMIT / 4);
-        wait_until("it is ready", || server.ask("/readyz").status == 200);
+        server.wait_until_ready();
         for message in [HALF, ALL, RESET] {
             assert_eq!(count(&server, message), round, "{message}");
         }

@@ -326,6 +326,18 @@ impl Server {
         assert_eq!(response.status, 200, "{response:?}");
     }
 
+    pub fn wait_until_ready(&self) {
+        wait_until("it is ready", || self.ask("/readyz").status == 200);
+    }
+
+    /// Revokes a token and waits until that is effective.
+    pub fn revoke(&self, name: &str, token: &str) {
+        run_ok(self.directory(), &["token", "revoke", name]);
+        wait_until("the token is rejected", || {
+            self.connect().add(token, b"{}").status == 401
+        });
+    }
+
     /// Waits until all earlier connections are accepted: connections are accepted in order.
     pub fn wait_for_connection(&self) {
         assert_eq!(self.connect().request("GET /nothing", "").status, 404);

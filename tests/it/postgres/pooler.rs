@@ -55,7 +55,7 @@ fn every_add_through_a_pooler_in_transaction_mode_succeeds() {
     assert_eq!(statuses.len(), 1200);
     assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
     for node in &nodes {
-        assert_eq!(node.ask("/readyz").status, 200);
+        node.wait_until_ready();
     }
     assert_eq!(nodes[0].plants().len(), 600);
 }

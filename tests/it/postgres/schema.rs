@@ -219,7 +219,7 @@ fn a_database_of_the_previous_version_is_moved_into_our_schema_by_concurrent_nod
         // The rights of the role are kept.
         let server = Server::start_in(directory.path(), &["--store", &clerk]);
         server.add_ok(BODY);
-        assert_eq!(server.ask("/readyz").status, 200);
+        server.wait_until_ready();
         assert_eq!(stored_names(directory.path()), ["x", "Fern"]);
         let owner = as_role(&url, &format!("{role}_owner"));
         let listed = run_ok(directory.path(), &["token", "list", "--store", &owner]);

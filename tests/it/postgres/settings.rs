@@ -137,7 +137,7 @@ fn a_setting_that_is_changed_under_open_connections_stops_acknowledgements_until
         says(&server, &format!("{setting} is off"));
         postgres.set(setting, "on");
         wait_until("adds are acknowledged again", || add() == 200);
-        wait_until("it is ready", || server.ask("/readyz").status == 200);
+        server.wait_until_ready();
     }
 }
 
