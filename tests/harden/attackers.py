@@ -93,7 +93,12 @@ async def slow_headers(reader, writer):
     for byte in HEAD % b"x":
         writer.write(bytes([byte]))
         await writer.drain()
-        await asyncio.sleep(3)
+        await asyncio.sleep(a_few_seconds())
+
+
+def a_few_seconds():
+    """Random, because clients on many machines do not act in step."""
+    return 1.5 + 3 * random.random()
 
 
 async def slow_body(reader, writer, token):
@@ -102,7 +107,7 @@ async def slow_body(reader, writer, token):
     for _ in range(10000):
         writer.write(b" ")
         await writer.drain()
-        await asyncio.sleep(3)
+        await asyncio.sleep(a_few_seconds())
 
 
 async def slow_reader(reader, writer):
