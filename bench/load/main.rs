@@ -122,14 +122,22 @@ struct Load {
     /// Requests sent before the measurement, and to be sent by its end.
     sent_before: u64,
     sent_max: u64,
-    /// Open loop: nanoseconds between requests, and the timer for them.
-    pace: Option<(u64, File)>,
+    /// Open loop.
+    pace: Option<Pace>,
 
     sent: u64,
     last_response: Instant,
     latencies: Histogram<u64>,
     statuses: BTreeMap<u16, u64>,
     closed: usize,
+}
+
+struct Pace {
+    /// Between requests.
+    interval_ns: u64,
+    /// Fires again only after it was read.
+    timer: File,
+    has_fired: bool,
 }
 
 impl Load {
@@ -193,14 +201,21 @@ impl Load {
             if now > self.last_response + PATIENCE {
                 return Ok(());
             }
+            // While no connection is idle the timer would only take processor time from the server.
+            if let Some(pace) = &mut self.pace
+                && pace.has_fired
+                && !self.idle.is_empty()
+            {
+                pace.has_fired = false;
+                let _ = pace.timer.read(&mut [0; 8]);
+            }
             match self.poll.poll(&mut events, Some(Duration::from_secs(1))) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 result => result.context("wait for responses")?,
             }
             for event in &events {
                 match (event.token(), &mut self.pace) {
-                    // The timer has to be read before it fires again.
-                    (TIMER, Some((_, timer))) => drop(timer.read(&mut [0; 8])),
+                    (TIMER, Some(pace)) => pace.has_fired = true,
                     (Token(index), _) => self.receive(index)?,
                 }
             }
@@ -218,9 +233,9 @@ impl Load {
     /// When the next request should be sent. None when all have been.
     fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = match &self.pace {
-            Some((interval_ns, _)) => {
+            Some(pace) => {
                 let number = self.sent - self.sent_before;
-                self.start + Duration::from_nanos(interval_ns * number)
+                self.start + Duration::from_nanos(pace.interval_ns * number)
             }
             None => now,
         };
@@ -283,7 +298,7 @@ impl Load {
 }
 
 /// A timer that fires at this rate. The timeout of a poll has only millisecond resolution.
-fn wake_up_at(rate: f64, poll: &Poll) -> anyhow::Result<(u64, File)> {
+fn wake_up_at(rate: f64, poll: &Poll) -> anyhow::Result<Pace> {
     let interval = Duration::from_secs_f64(1.0 / rate);
     let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK)?;
     let tick = Timespec::try_from(interval)?;
@@ -294,7 +309,11 @@ fn wake_up_at(rate: f64, poll: &Poll) -> anyhow::Result<(u64, File)> {
     timerfd_settime(&timer, TimerfdTimerFlags::empty(), &ticks)?;
     poll.registry()
         .register(&mut SourceFd(&timer.as_raw_fd()), TIMER, Interest::READABLE)?;
-    Ok((u64::try_from(interval.as_nanos())?, File::from(timer)))
+    Ok(Pace {
+        interval_ns: u64::try_from(interval.as_nanos())?,
+        timer: File::from(timer),
+        has_fired: false,
+    })
 }
 
 fn cpu_time() -> Duration {
