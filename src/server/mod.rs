@@ -38,6 +38,10 @@ const FATAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(700);
 /// The least time for the final commit, when the drain timeout is over.
 const FINAL_COMMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How much of its responses the kernel buffers for a client that does not read them; it allocates twice as much. By default these
+/// are several megabytes for each connection.
+const SEND_BUFFER_BYTES: u32 = 64 << 10;
+
 /// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 1024;
 
@@ -199,6 +203,7 @@ fn bind(address: SocketAddr, setting: &str) -> anyhow::Result<TcpSocket> {
     };
     let bound = socket.and_then(|socket| {
         socket.set_reuseaddr(true)?; // a restart does not wait for old connections to time out
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES)?; // of the connections that it accepts
         socket.bind(address)?;
         Ok(socket)
     });
