@@ -1,5 +1,8 @@
 //! Limits for clients: connections, requests without a valid token, rate limits. Clients come from several addresses of 127.0.0.0/8.
 
+use std::thread;
+use std::time::Duration;
+
 use crate::harness::{Client, Response, Server, add_request, run_ok, wait_until};
 
 const BODY: &[u8] = br#"{"id":1,"name":"Fern"}"#;
@@ -284,6 +287,24 @@ fn the_private_listener_rejects_names_that_a_web_page_could_point_at_it() {
     let mut client = Client::connect(server.ops_address());
     client.send("GET /healthz HTTP/1.0\r\n\r\n");
     assert_eq!(client.response().status, 200);
+}
+
+#[test]
+fn responses_that_are_not_read_take_little_memory_of_the_kernel() {
+    let server = Server::start();
+    let mut deaf = server.connect();
+    let len = deaf.request("GET /openapi.json", "").body.len() as u64;
+    let request = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n";
+    deaf.try_send(request.repeat(2000));
+    let responses = r#"plantstore_http_requests_total{status="200",error_code="none"}"#;
+    let mut sent = 0;
+    wait_until("no more is sent", || {
+        thread::sleep(Duration::from_millis(300));
+        let before = std::mem::replace(&mut sent, metric(&server, responses));
+        sent > 1 && sent == before
+    });
+    // With buffers of the size that the kernel chooses it is several megabytes.
+    assert!(sent * len < 1 << 20, "{sent} responses of {len} bytes");
 }
 
 #[test]
