@@ -364,7 +364,9 @@ fn open_files(case: &Case) -> [Option<u64>; 4] {
 
 /// `man --to` with a page that is a protected file, or a target that is not a directory.
 fn man(case: &mut Case) {
-    let server = scene(case, State::Running);
+    let server = scene(case, State::Running).expect("it is running");
+    // It writes to its WAL now and then, also without requests.
+    server.signal("-STOP");
     fs::create_dir(case.path("pages")).expect("a directory");
     let page = case.path("pages/plantstore.1");
     for target in OWN.iter().chain(&["backup.db", "foreign.db", "other.db"]) {
@@ -394,6 +396,7 @@ fn man(case: &mut Case) {
         case.count += 1;
         case.rejected(&["man", "--to", target], &[target]);
     }
+    server.signal("-CONT");
     case.complete(&case.path("plantstore.db"));
     drop(server);
 }

@@ -116,12 +116,8 @@ impl Client {
             .by_ref()
             .take(length)
             .read_to_string(&mut response.body);
-        assert_eq!(
-            read.ok(),
-            usize::try_from(length).ok(),
-            "the body is truncated"
-        );
-        Some(response)
+        // A server that is killed may have sent a part of it.
+        (read.ok() == usize::try_from(length).ok()).then_some(response)
     }
 
     /// The next line; none if the server closes the connection. Panics on a timeout.
