@@ -6,6 +6,7 @@ TOOLS := $(TARGET)/tools
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 FUZZ_VERSION := 0.13.2
+CYCLONEDX_VERSION := 0.5.9
 FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer
 
 # Test modules that run against PostgreSQL as well as SQLite.
@@ -14,7 +15,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-postgres browser faults-sample faults schemathesis harden fuzz bench bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser faults-sample faults schemathesis harden fuzz bench bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -31,7 +32,7 @@ SHELL := /bin/bash
 LABEL = 2>&1 | sed --unbuffered 's/^/$@: /'
 
 tests-sqlite:
-	@$(PART) it-sqlite $(LABEL)
+	@$(PART) it-sqlite it-tls it-http2 $(LABEL)
 	@$(PART) faults-sample $(LABEL)
 
 tests-postgres:
@@ -85,10 +86,19 @@ $(TOOLS)/bin/caddy:
 build:
 	$(CARGO) build --release --locked
 
-it: it-sqlite it-postgres
+it: it-sqlite it-tls it-http2 it-postgres
 
 it-sqlite:
 	$(CARGO) test --locked --lib --test it
+
+# The tests of the public listener again, over TLS and over HTTP/2. A module http1 or plaintext has what does not apply there.
+ON_ALL_TRANSPORTS := contract:: errors:: tokens:: connections:: logging::
+
+it-tls:
+	TRANSPORT=tls $(CARGO) test --locked --test it -- $(ON_ALL_TRANSPORTS) --skip ::plaintext::
+
+it-http2:
+	TRANSPORT=http2 $(CARGO) test --locked --test it -- $(ON_ALL_TRANSPORTS) --skip ::plaintext:: --skip ::http1::
 
 it-postgres:
 	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database
@@ -161,8 +171,8 @@ instructions:
 	$(CARGO) build --release --locked --example instructions
 	bench/instructions
 
-# Builds the Debian package into $(TARGET)/debian, and checks it: install, run, purge; and `cargo install`. Needs root or sudo.
-package: build $(TOOLS)/bin/cargo-deb
+# Builds the Debian package into $(TARGET)/debian, with a list of all components (SBOM, CycloneDX), and checks it: install, run, purge; and `cargo install`. Needs root or sudo.
+package: build $(TOOLS)/bin/cargo-deb $(TOOLS)/bin/cargo-cyclonedx
 	@scripts/install-missing dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl python3
 	rm -rf $(TARGET)/release/package
 	$(TARGET)/release/plantstore man --to $(TARGET)/release/package/man
@@ -170,10 +180,15 @@ package: build $(TOOLS)/bin/cargo-deb
 	gzip -9nc CHANGELOG.md > $(TARGET)/release/package/changelog.gz
 	for shell in bash zsh fish; do \
 	  $(TARGET)/release/plantstore completions $$shell > $(TARGET)/release/package/plantstore.$$shell || exit 1; done
+	$(TOOLS)/bin/cargo-cyclonedx cyclonedx --format json --no-build-deps --override-filename plantstore.cdx
+	mv plantstore.cdx.json $(TARGET)/release/package/
 	$(TOOLS)/bin/cargo-deb --no-build --locked --output $(TARGET)/debian/plantstore.deb
 	scripts/check-package $(TARGET)/debian/plantstore.deb
 	$(CARGO) install --path . --locked --root $(TARGET)/installed
 	$(TARGET)/installed/bin/plantstore --version
+
+$(TOOLS)/bin/cargo-cyclonedx:
+	$(CARGO) install cargo-cyclonedx --version $(CYCLONEDX_VERSION) --locked --debug --root $(TOOLS)
 
 $(TOOLS)/bin/cargo-deb:
 	$(CARGO) install cargo-deb --version $(DEB_VERSION) --locked --debug --root $(TOOLS)

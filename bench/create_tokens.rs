@@ -13,7 +13,7 @@ fn main() -> anyhow::Result<()> {
     for number in 0..count.parse()? {
         let token = Token::generate()?;
         let name = format!("bench-{number}");
-        store.create_token(&TokenRecord::new(&name, token.digest()))?;
+        store.create_token(&TokenRecord::new(&name, token.digest()), "bench")?;
         println!("{}", token.reveal());
     }
     Ok(())

@@ -14,6 +14,7 @@ use plantstore::{
     NewPlant, Peer, RequestContext, RuntimeTokens, Shutdown, Store, Token, TokenId, TokenRecord,
     Writer, plant_response, read_plant, respond, start_logging,
 };
+use tokio::time::Instant;
 use tracing::level_filters::LevelFilter;
 
 const BATCH: u64 = 64;
@@ -41,7 +42,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let _log = start_logging(LevelFilter::INFO);
     let mut store = Store::open(location, Mode::Create)?;
     let token = Token::generate()?;
-    store.create_token(&TokenRecord::new("first", token.digest()))?;
+    store.create_token(&TokenRecord::new("first", token.digest()), "bench")?;
     let timeout = Duration::from_secs(60);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -66,7 +67,8 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
                 .header("authorization", format!("Bearer {}", token.reveal()))
                 .header("content-type", "application/json")
                 .body(Full::<Bytes>::from(body(id)))?;
-            let response = respond(&state, &connection, request, without_store).await;
+            let response =
+                respond(&state, &connection, request, Instant::now(), without_store).await;
             if response.status() != 200 {
                 bail!("{}", response.status());
             }

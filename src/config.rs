@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -44,10 +45,33 @@ pub(crate) struct WalSettings {
 }
 
 #[derive(Debug, Clone, Args)]
+pub(crate) struct TlsSettings {
+    /// PEM file with a certificate and its chain; with it, the public listener uses TLS. Read again when it changes, and on
+    /// SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// PEM file with the private key of the certificate
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// Use TLS with the same certificate for the private listener
+    #[arg(long)]
+    pub(crate) ops_tls: bool,
+
+    /// Time limit for the TLS handshake
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(crate) handshake_timeout: Duration,
+}
+
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Settings {
     /// Address of the public listener; :8080 means all IPv4 addresses
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = address)]
     pub(crate) listen: SocketAddr,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsSettings,
 
     #[command(flatten)]
     pub(crate) store: StoreSettings,
@@ -211,6 +235,14 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match Duration::try_from(duration) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
         _ => Err(hint()),
+    }
+}
+
+/// The same, or 0.
+pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    match text {
+        "0" | "0s" => Ok(Duration::ZERO),
+        _ => duration(text),
     }
 }
 

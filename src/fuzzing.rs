@@ -13,9 +13,9 @@ use crate::auth::{KnownTokens, RuntimeTokens};
 use crate::cli::parse_config;
 use crate::formats::{Format, Reader};
 use crate::http::client::Peer;
+use crate::http::connection::ConnectionState;
 use crate::http::error::ErrorKind;
-use crate::http::stream::ConnectionState;
-use crate::http::{AppState, Handled, Limits, RequestContext, connection, decode_request};
+use crate::http::{AppState, Handled, Limits, RequestContext, decode_request, http1};
 use crate::metrics::Metrics;
 use crate::plant::oracle::{Verdict, judge};
 use crate::plant::{Invalid, NewPlant};
@@ -191,7 +191,7 @@ impl HttpServer {
             let (server, mut client) = duplex(1 << 16);
             let peer = Peer::new([127, 0, 0, 1].into(), &[]);
             let connection = ConnectionState::new(peer, Arc::default());
-            let serve = connection::serve(server, Arc::clone(&self.state), connection, decode);
+            let serve = http1::serve(server, Arc::clone(&self.state), connection, decode);
             let talk = async {
                 let piece = usize::from(*piece).max(bytes.len() / PIECES_MAX).max(1);
                 for piece in bytes.chunks(piece) {

@@ -3,7 +3,7 @@
 
 use std::iter::zip;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -75,6 +75,8 @@ pub struct HttpMetrics {
     responses: Vec<Counter>,
     /// By the first digit of the status.
     durations_us: Vec<Histogram>,
+    /// HTTP/2 connections that were closed because of too many frames that served no request.
+    pub(crate) http2_floods: Counter,
 }
 
 /// The status, and the error code if there is one.
@@ -88,6 +90,7 @@ impl HttpMetrics {
                 .map(|_| Histogram::new(DURATION_BOUNDS_US))
                 .collect(),
             response_kinds,
+            http2_floods: Counter::default(),
         }
     }
 
@@ -158,6 +161,9 @@ pub struct Metrics {
     pub(crate) token_readings: [Counter; 2],
     /// False after the last reading of the tokens has failed.
     pub(crate) are_tokens_readable: AtomicBool,
+    pub(crate) handshakes_failed: Counter,
+    /// In seconds since 1970; 0 without TLS.
+    pub(crate) certificate_expires_at: AtomicI64,
 }
 
 impl Metrics {
@@ -183,6 +189,8 @@ impl Metrics {
             tokens: AtomicU64::default(),
             token_readings: Default::default(),
             are_tokens_readable: AtomicBool::new(false),
+            handshakes_failed: Counter::default(),
+            certificate_expires_at: AtomicI64::default(),
         }
     }
 
@@ -225,6 +233,11 @@ impl Metrics {
                 (*status, *code, counts.sum())
             })
             .collect()
+    }
+
+    pub(crate) fn http2_floods(&self) -> u64 {
+        let runtimes = self.runtimes.lock();
+        runtimes.iter().map(|http| http.http2_floods.value()).sum()
     }
 
     /// Request durations by the first digit of the status. The service sends no 1xx responses.

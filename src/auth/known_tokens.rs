@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::auth::rate_limit::RateLimit;
 use crate::auth::{AuthError, Authorized};
 use crate::metrics::Metrics;
-use crate::store::{Failure, Store, StoreError, TokenChanges, TokenRecord, chain};
+use crate::store::{Failure, Store, StoreError, TokenChanges, TokenId, TokenRecord, chain};
 use crate::token::TokenDigest;
 use crate::writer::{AddError, Writer};
 
@@ -36,7 +36,7 @@ const AGE_MAX: Duration = Duration::from_millis(750);
 const USES_MAX: usize = 250;
 
 pub struct KnownTokens {
-    tokens: RwLock<HashMap<TokenDigest, Arc<KnownToken>>>,
+    tokens: RwLock<Tokens>,
     start: Instant,
     /// When the last successful reading started, in microseconds since `start`; 0 before the first.
     read_at_us: AtomicU64,
@@ -53,7 +53,14 @@ pub struct KnownTokens {
     timeout: Duration,
 }
 
-/// A token that is in the store, whether it is valid or not.
+/// Tokens by their secrets.
+#[derive(Default)]
+struct Tokens {
+    by_digest: HashMap<TokenDigest, Arc<KnownToken>>,
+    secrets: HashMap<TokenId, Vec<TokenDigest>>,
+}
+
+/// A token that is in the store, whether it is valid or not, as it is with one of its secrets.
 pub(super) struct KnownToken {
     pub(super) record: TokenRecord,
     /// True if there is a newer record of it.
@@ -173,7 +180,7 @@ impl KnownTokens {
         digest: &TokenDigest,
         if_unknown: impl FnOnce() -> Result<(), AuthError>,
     ) -> Result<Arc<KnownToken>, AuthError> {
-        let find = || self.tokens.read().get(digest).map(Arc::clone);
+        let find = || self.tokens.read().by_digest.get(digest).map(Arc::clone);
         let now = Instant::now();
         let age_max = match find() {
             Some(known) if self.is_current(now) => return Ok(known),
@@ -216,22 +223,19 @@ impl KnownTokens {
 
     fn apply(&self, changes: TokenChanges) {
         let mut tokens = self.tokens.write();
-        let mut before = HashMap::new();
+        let mut before = Tokens::default();
         if changes.is_complete {
             std::mem::swap(&mut *tokens, &mut before);
         }
         for record in changes.changed {
-            let digest = record.digest;
-            let known = tokens.get(&digest).or_else(|| before.get(&digest));
-            let known = KnownToken::new(record, known.map(|known| &**known), self.default_limit);
-            if let Some(old) = tokens.insert(digest, Arc::new(known)) {
-                old.is_superseded.store(true, Ordering::Relaxed);
-            }
+            let old = [tokens.remove(record.id), before.remove(record.id)];
+            let old = old.iter().flatten().next().map(Arc::as_ref);
+            tokens.insert(record, old, self.default_limit);
         }
-        for old in before.into_values() {
+        for old in before.by_digest.into_values() {
             old.is_superseded.store(true, Ordering::Relaxed);
         }
-        let len = tokens.len() as u64;
+        let len = tokens.secrets.len() as u64;
         self.metrics.tokens.store(len, Ordering::Relaxed);
     }
 
@@ -258,6 +262,44 @@ impl KnownTokens {
             let used_at = Timestamp::from_second(minute * 60).unwrap_or(Timestamp::UNIX_EPOCH);
             self.writer.record_token_use(token.record.id, used_at);
         }
+    }
+}
+
+impl Tokens {
+    /// Removes a token with all its secrets. Returns it as it was.
+    fn remove(&mut self, id: TokenId) -> Option<Arc<KnownToken>> {
+        let digests = self.secrets.remove(&id)?;
+        let mut removed = None;
+        for digest in digests {
+            if let Some(old) = self.by_digest.remove(&digest) {
+                old.is_superseded.store(true, Ordering::Relaxed);
+                removed.get_or_insert(old);
+            }
+        }
+        removed
+    }
+
+    fn insert(
+        &mut self,
+        record: TokenRecord,
+        before: Option<&KnownToken>,
+        default_limit: Option<NonZeroU32>,
+    ) {
+        let digests = record.secrets().collect();
+        self.secrets.insert(record.id, digests);
+        let previous = record.previous_secret.map(|previous| TokenRecord {
+            digest: previous.digest,
+            expires_at: Some(previous.expires_at),
+            ..record.clone()
+        });
+        let known = Arc::new(KnownToken::new(record, before, default_limit));
+        if let Some(previous) = previous {
+            // Both secrets share the rate limit.
+            let previous = KnownToken::new(previous, Some(&known), default_limit);
+            self.by_digest
+                .insert(previous.record.digest, Arc::new(previous));
+        }
+        self.by_digest.insert(known.record.digest, known);
     }
 }
 

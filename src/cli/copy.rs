@@ -1,5 +1,5 @@
 //! `plantstore copy`: all tokens and plants from one store to another, of either kind, compared at the end. Tokens are matched
-//! by their digest before anything is written, so that each plant refers to the same token in both stores. Running it again
+//! by their secrets before anything is written, so that each plant refers to the same token in both stores. Running it again
 //! continues an interrupted copy.
 
 use std::collections::HashMap;
@@ -15,8 +15,9 @@ use crate::config::StoreSettings;
 use crate::fs::is_same_file;
 use crate::store::{
     DamagedPlant, LOOKUP_LEN_MAX, Location, Mode, OpenError, PlantRecord, Store, TokenId,
-    TokenRecord, next_id,
+    TokenIndex, TokenRecord, next_id,
 };
+use crate::user::current_user;
 
 /// Names and ids that an error message lists.
 const LISTED_MAX: usize = 10;
@@ -138,11 +139,13 @@ impl Transfer {
         let existing = self.to.store.tokens()?;
         self.tokens = self.from.store.tokens()?;
         let (from, to) = (&self.from.name, &self.to.name);
-        let known = ids_by_digest(&self.tokens, &existing);
+        let (ours, theirs) = (TokenIndex::new(&self.tokens), TokenIndex::new(&existing));
         let conflicts = Sample::of(self.tokens.iter().filter_map(|token| {
-            let is_known = known.contains_key(&token.id);
-            let is_conflict = !is_known && existing.iter().any(|other| other.name == token.name);
-            is_conflict.then_some(&token.name)
+            let other = theirs.named(&token.name)?;
+            let is_same = theirs.find(token).is_some_and(|same| same.id == other.id);
+            // Revoked since it was copied, and its name used again: it will get the name that it has in the source.
+            let is_renamed = ours.find(other).is_some_and(|same| same.name != other.name);
+            (!is_same && !is_renamed).then_some(&token.name)
         }));
         if conflicts.count > 0 {
             bail!(
@@ -151,7 +154,7 @@ impl Transfer {
             );
         }
         let others = Sample::of(existing.iter().filter_map(|other| {
-            let is_known = self.tokens.iter().any(|token| token.digest == other.digest);
+            let is_known = ours.find(other).is_some();
             (!is_known).then_some(&other.name)
         }));
         if !self.force && others.count > 0 {
@@ -169,7 +172,7 @@ impl Transfer {
         if count == 0 {
             return Ok(());
         }
-        let ids = ids_by_digest(&self.tokens, &self.to.store.tokens()?);
+        let ids = ids_in(&self.to.store.tokens()?, &self.tokens);
         let progress = progress_bar("checking", Some(count), Unit::Items);
         let same_token = |target, source| ids.get(&source) == Some(&target);
         let found = find_differences(&mut self.to, &mut self.from, &progress, same_token)?;
@@ -189,9 +192,9 @@ impl Transfer {
     fn write_tokens(&mut self) -> anyhow::Result<()> {
         let to = &mut self.to;
         to.store
-            .merge_tokens(&self.tokens)
+            .merge_tokens(&self.tokens, &current_user())
             .with_context(|| format!("cannot write the tokens to {}", to.name))?;
-        self.ids = ids_by_digest(&self.tokens, &to.store.tokens()?);
+        self.ids = ids_in(&to.store.tokens()?, &self.tokens);
         let is_missing = |token: &&TokenRecord| !self.ids.contains_key(&token.id);
         if let Some(token) = self.tokens.iter().find(is_missing) {
             bail!(
@@ -222,9 +225,10 @@ impl Transfer {
             found.reject_added_differently(from_name, to_name, "")?;
         }
         let copies = to.store.tokens()?;
+        let index = TokenIndex::new(&copies);
         for token in &self.tokens {
             let name = &token.name;
-            let copy = copies.iter().find(|other| other.digest == token.digest);
+            let copy = index.find(token);
             let copy = copy.with_context(|| format!("{to_name} is missing the token {name}"))?;
             if token.revoked_at.is_some() && copy.revoked_at.is_none() {
                 bail!("token {name} is revoked in {from_name} and not in {to_name}");
@@ -262,13 +266,10 @@ impl Transfer {
     }
 }
 
-/// The ids in the target of the tokens that it has.
-fn ids_by_digest(tokens: &[TokenRecord], existing: &[TokenRecord]) -> HashMap<TokenId, TokenId> {
-    let ids: HashMap<_, _> = existing
-        .iter()
-        .map(|token| (token.digest, token.id))
-        .collect();
-    let id = |token: &TokenRecord| Some((token.id, *ids.get(&token.digest)?));
+/// The ids of tokens in the target, for those that it has.
+fn ids_in(target: &[TokenRecord], tokens: &[TokenRecord]) -> HashMap<TokenId, TokenId> {
+    let target = TokenIndex::new(target);
+    let id = |token: &TokenRecord| Some((token.id, target.find(token)?.id));
     tokens.iter().filter_map(id).collect()
 }
 

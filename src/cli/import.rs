@@ -27,6 +27,7 @@ use crate::store::{
     WalFull,
 };
 use crate::token::{Token, parse_name};
+use crate::user::current_user;
 
 /// The most plants in one transaction, if a server waits for its end and if not; and about the most bytes.
 const BATCH_LEN_SHARED: usize = 4096;
@@ -253,10 +254,11 @@ fn token_named(store: &mut Store, name: &str) -> anyhow::Result<TokenId> {
     let secret = Token::generate().context("cannot get random numbers")?;
     let new = TokenRecord::new(name, secret.digest());
     // False if another process has created one at the same time.
-    store.create_token(&TokenRecord {
+    let new = TokenRecord {
         revoked_at: Some(new.created_at),
         ..new
-    })?;
+    };
+    store.create_token(&new, &current_user())?;
     let token = find(store.tokens()?);
     let token = token.with_context(|| format!("cannot create the token {name}"))?;
     Ok(token.id)

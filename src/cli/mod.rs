@@ -55,11 +55,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Subcommands {
-    Serve(serve::Serve),
-    /// Create, list and revoke bearer tokens
+    Serve(Box<serve::Serve>),
+    /// Create, list, rotate and revoke bearer tokens
     #[command(
         subcommand,
-        after_help = "Examples:\n  plantstore token create ci\n  plantstore token list\n  plantstore token revoke ci"
+        after_help = "\
+Examples:
+  plantstore token create ci
+  plantstore token list
+  plantstore token rotate ci
+  plantstore token revoke ci"
     )]
     Token(token::TokenCommand),
     List(plants::List),

@@ -15,6 +15,7 @@ use crate::{logging, server};
 Examples:
   plantstore serve
   plantstore serve --listen :8080 --store sqlite:/srv/plants.db
+  plantstore serve --listen :443 --tls-cert fullchain.pem --tls-key privkey.pem
   plantstore serve --config /etc/plantstore/plantstore.toml")]
 pub(super) struct Serve {
     #[command(flatten)]
@@ -27,6 +28,13 @@ impl Serve {
             bail!(
                 "--proxy-protocol needs --trusted-proxy; without it no connection would be accepted"
             );
+        }
+        let tls = &self.settings.tls;
+        if tls.tls_cert.is_some() != tls.tls_key.is_some() {
+            bail!("--tls-cert and --tls-key need each other");
+        }
+        if tls.ops_tls && tls.tls_cert.is_none() {
+            bail!("--ops-tls needs --tls-cert and --tls-key");
         }
         let _log = logging::start(self.settings.log_level);
         // This runtime runs everything except connections, which have threads of their own.

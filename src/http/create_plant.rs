@@ -101,7 +101,7 @@ where
         sleep(DRAIN_GRACE).await;
     };
     let request_timeout = state.limits.request_timeout;
-    let request_deadline = context.connection.request_started() + request_timeout;
+    let request_deadline = context.first_byte_at + request_timeout;
     tokio::select! {
         body = timeout(state.limits.body_timeout, read) => body.unwrap_or_else(|_| Err(ApiError::new(
             ErrorKind::RequestTimeout,

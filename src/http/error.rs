@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use http_body_util::Full;
-use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{ALLOW, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, StatusCode};
 use serde_json::json;
 
@@ -39,8 +39,8 @@ macro_rules! catalogue {
 }
 
 catalogue! {
-    MalformedRequest = 40000, "the request is not valid HTTP/1.1, or its body ends early",
-        "The request is not valid HTTP/1.1; check its request line, headers and framing.";
+    MalformedRequest = 40000, "the request is not valid HTTP, or its body ends early",
+        "The request is not valid HTTP; check its request line, headers and framing.";
     NotJson = 40001, "the body is not JSON",
         "The body is not JSON.";
     InvalidPlant = 40002, "the body is JSON but not a NewPlant",
@@ -111,7 +111,7 @@ impl ErrorKind {
     }
 
     /// After these errors, unread bytes on the connection may be the rest of the rejected request.
-    fn closes_connection(self) -> bool {
+    pub(super) fn closes_connection(self) -> bool {
         matches!(
             self,
             Self::MalformedRequest
@@ -181,9 +181,6 @@ impl ApiError {
         }
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
-        }
-        if self.kind.closes_connection() {
-            headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         headers
     }

@@ -1,4 +1,4 @@
-//! The public interface: routing, and the state of the handlers. A request passes through `stream` (below hyper), `connection`,
+//! The public interface: routing, and the state of the handlers. A request passes through `http1` or `http2`, `connection`,
 //! `access_log`, the routing here, `auth` and `create_plant`; every failure becomes an `ApiError` of `error`.
 
 mod access_log;
@@ -9,10 +9,12 @@ mod cors;
 mod create_plant;
 pub(crate) mod docs;
 pub(crate) mod error;
-mod framing;
+mod host;
+pub(crate) mod http1;
+pub(crate) mod http2;
 mod large_bodies;
 mod rate_limit;
-pub(crate) mod stream;
+mod socket;
 
 use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
@@ -37,8 +39,8 @@ use crate::auth::{Allowance, AuthFailures, RuntimeTokens};
 use crate::metrics::HttpMetrics;
 use crate::shutdown::Shutdown;
 use crate::writer::Writer;
+use connection::ConnectionState;
 use error::ApiError;
-use stream::ConnectionState;
 
 pub type Response = hyper::Response<Full<Bytes>>;
 
@@ -83,6 +85,8 @@ pub struct Limits {
     pub auth_failures: AuthFailures,
     /// The origins of scripts that may send requests.
     pub cors_origins: Vec<HeaderValue>,
+    /// True if all connections use TLS.
+    pub is_tls: bool,
 }
 
 /// Long timeouts, for tests and benchmarks.
@@ -99,6 +103,7 @@ impl Default for Limits {
             trusted_proxies: Vec::new(),
             auth_failures: AuthFailures::default(),
             cors_origins: Vec::new(),
+            is_tls: false,
         }
     }
 }
@@ -109,6 +114,9 @@ pub struct RequestContext {
     pub(crate) connection: Arc<ConnectionState>,
     /// The address of the client, which may be behind a proxy.
     pub(crate) client: IpAddr,
+    /// When the request began to arrive.
+    pub(crate) first_byte_at: tokio::time::Instant,
+    /// When its headers were complete.
     pub(crate) started: Instant,
     pub token_name: Option<Arc<str>>,
     /// Also if there is no body.
@@ -123,6 +131,17 @@ pub struct Handled {
     pub context: RequestContext,
 }
 
+/// Rejects a request that was sent without TLS to a listener that uses it.
+pub(crate) async fn require_tls<B>(
+    _: Arc<AppState>,
+    _: Request<B>,
+    context: RequestContext,
+) -> Handled {
+    let message = "This port uses TLS; send the request to https://.";
+    let result = Err(ApiError::new(error::ErrorKind::MalformedRequest, message));
+    Handled { result, context }
+}
+
 /// Routes a request to its handler. Two places to go do not need a router.
 pub(crate) async fn handle<B>(
     state: Arc<AppState>,
@@ -132,7 +151,7 @@ pub(crate) async fn handle<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    if let Err(error) = framing::check_host(&request) {
+    if let Err(error) = host::check_host(&request) {
         let result = Err(error);
         return Handled { result, context };
     }

@@ -56,6 +56,12 @@ const METRICS: &[Metric] = &[
         |ops, _, out| out.value(ops.metrics.connections_rejected.value())),
     ("plantstore_connections_evicted_total", "counter", "Unauthenticated or idle connections that were closed to make room for others.",
         |ops, _, out| out.value(ops.metrics.connections_evicted.value())),
+    ("plantstore_http2_floods_total", "counter", "HTTP/2 connections that were closed because of too many frames that served no request.",
+        |ops, _, out| out.value(ops.metrics.http2_floods())),
+    ("plantstore_tls_handshakes_failed_total", "counter", "Connections to the public listener that ended in the TLS handshake.",
+        |ops, _, out| out.value(ops.metrics.handshakes_failed.value())),
+    ("plantstore_tls_certificate_expiry_timestamp_seconds", "gauge", "When the TLS certificate expires, in seconds since 1970.",
+        |ops, _, out| out.values(Some(ops.metrics.certificate_expires_at.load(Ordering::Relaxed)).filter(|at| *at > 0))),
     ("plantstore_adds_total", "counter", "Adds by outcome, as reported to the client.",
         |ops, _, out| for (outcome, count) in ops.metrics.adds.by_outcome() {
             out.sample(&[("outcome", outcome)], count.value());

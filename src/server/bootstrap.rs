@@ -3,7 +3,6 @@
 
 use std::fs::Permissions;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +12,7 @@ use crate::fs::{AtomicFile, if_exists, open_existing};
 use crate::logging;
 use crate::store::{Store, TokenRecord};
 use crate::token::Token;
+use crate::user::current_user;
 
 const TOKEN_FILE_LEN_MAX: u64 = 1024;
 
@@ -33,22 +33,23 @@ pub(super) fn create_first_token(
         write_token(&path, &token)?;
         token
     };
-    store.create_token(&TokenRecord::new("first", token.digest()))?;
+    let record = TokenRecord::new("first", token.digest());
+    store.create_token(&record, &current_user())?;
     Ok(Some(path))
 }
 
 /// Prints a command that adds a plant. Not a log line, so that it can be copied.
-pub(super) fn print_example_request(token_path: &Path, address: SocketAddr) {
+pub(super) fn print_example_request(token_path: &Path, origin: &str) {
     let path = token_path
         .canonicalize()
         .unwrap_or_else(|_| token_path.to_owned());
     let path = shell_quoted(&path.display().to_string());
     let example = format!(
         "\nThis is a new store. Its first token is in {path}. Add a plant:\n\n\
-         curl http://{address}/plants -H \"Authorization: Bearer $(cat {path})\" \
+         curl {origin}/plants -H \"Authorization: Bearer $(cat {path})\" \
          -H 'Content-Type: application/json' \
          -d '{{\"id\":1,\"name\":\"Monstera\",\"tag\":\"indoor\"}}'\n\n\
-         or in a browser: http://{address}/docs\n\n"
+         or in a browser: {origin}/docs\n\n"
     );
     logging::write_stderr(example);
 }

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::auth::client_network;
-use crate::http::stream::{Activity, ConnectionState};
+use crate::http::connection::{Activity, ConnectionState};
 use crate::metrics::Metrics;
 
 /// How often connections are looked at while none can be closed.

@@ -17,14 +17,16 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::auth::{AuthFailures, KnownTokens, RuntimeTokens};
 use crate::config::Settings;
 use crate::http::client::Peer;
-use crate::http::stream::{ConnectionState, too_many_connections};
-use crate::http::{self, AppState, Limits};
+use crate::http::connection::ConnectionState;
+use crate::http::http1::too_many_connections;
+use crate::http::{self, AppState, Limits, http1, http2};
 use crate::logging::LineLimit;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::server::connection_limits::{ConnectionLimits, Slot};
 use crate::server::ops_listener;
 use crate::server::proxy_protocol::read_client;
 use crate::server::runtimes::Runtimes;
+use crate::server::tls::{Accepted, Tls};
 use crate::shutdown::{Phase, Shutdown};
 use crate::store::{Location, Store};
 use crate::writer::Writer;
@@ -39,6 +41,7 @@ static ACCEPT_ERRORS: LineLimit = LineLimit::new(1, Duration::from_secs(10));
 pub(super) struct Connections {
     runtimes: Runtimes,
     settings: Arc<Settings>,
+    tls: Option<Arc<Tls>>,
     limits: Arc<ConnectionLimits>,
     metrics: Arc<Metrics>,
     /// Of connections that are rejected without a request.
@@ -51,6 +54,7 @@ impl Connections {
     /// Starts the runtimes, each with a state of its own. They own the last clones of the writer.
     pub(super) fn new(
         settings: Arc<Settings>,
+        tls: Option<Arc<Tls>>,
         writer: Writer,
         token_store: Store,
         metrics: Arc<Metrics>,
@@ -74,6 +78,7 @@ impl Connections {
             trusted_proxies: settings.trusted_proxy.clone(),
             auth_failures: AuthFailures::new(settings.auth_failure_limit),
             cors_origins: settings.cors_origin.clone(),
+            is_tls: tls.is_some(),
         });
         let runtimes = Runtimes::start(|| AppState {
             writer: writer.for_this_runtime(),
@@ -90,6 +95,7 @@ impl Connections {
             runtimes,
             limits: ConnectionLimits::new(max, per_address_max, Arc::clone(&metrics)),
             settings,
+            tls,
             http_metrics: metrics.for_runtime(),
             metrics,
             tasks: JoinSet::new(),
@@ -135,20 +141,28 @@ impl Connections {
         let address_slot = is_limited.then(|| self.limits.address_slot(address));
         if let Some(None) = address_slot {
             let response = too_many_connections(&peer, &self.http_metrics);
-            // One attempt: the client has not sent anything yet, so it fits into the buffer of the socket.
-            let _ = (&stream).write(&response);
+            // One attempt: the client has not sent anything yet, so it fits into the buffer of the socket. With TLS it
+            // could not read it without a handshake.
+            if self.tls.is_none() {
+                let _ = (&stream).write(&response);
+            }
             return;
         }
         let connection = ConnectionState::new(peer, Arc::clone(&self.limits.authenticated));
-        let proxy_protocol = self
-            .settings
-            .proxy_protocol
-            .then(|| Arc::clone(&self.limits));
+        let start = ConnectionStart {
+            proxy_protocol: self
+                .settings
+                .proxy_protocol
+                .then(|| Arc::clone(&self.limits)),
+            tls: self.tls.clone(),
+            handshake_timeout: self.settings.tls.handshake_timeout,
+            metrics: Arc::clone(&self.metrics),
+        };
         let served = Arc::clone(&connection);
         // The slot comes last: when it is free, so is the rest.
         let held = (address_slot, self.metrics.connection(), slot);
         let task = self.runtimes.spawn(&mut self.tasks, |state| async move {
-            if let Err(error) = serve(stream, served, state, proxy_protocol).await {
+            if let Err(error) = start.serve(stream, served, state).await {
                 tracing::debug!(%error, "cannot serve a connection");
             }
             drop(held);
@@ -185,33 +199,74 @@ impl Connections {
     }
 }
 
-/// With the PROXY protocol, every connection starts with the address of the client, and comes from a proxy.
-async fn serve(
-    stream: TcpStream,
-    connection: Arc<ConnectionState>,
-    state: Arc<AppState>,
+/// What precedes the first request of a connection.
+struct ConnectionStart {
+    /// With the PROXY protocol, every connection starts with the address of the client, and comes from a proxy.
     proxy_protocol: Option<Arc<ConnectionLimits>>,
-) -> io::Result<()> {
-    let mut stream = tokio::net::TcpStream::from_std(stream)?;
-    let peer = &connection.peer;
-    let mut address_slot = None;
-    if let Some(limits) = proxy_protocol {
-        if !peer.is_trusted_proxy {
-            return Err(io::Error::other("it does not come from a --trusted-proxy"));
-        }
-        let client = read_client(&mut stream);
-        if let Some(client) = timeout(state.limits.header_timeout, client).await?? {
-            peer.set_proxied(client);
-            address_slot = limits.address_slot(client);
-            if address_slot.is_none() {
-                let response = too_many_connections(peer, &state.metrics);
-                return stream.try_write(&response).map(drop);
+    tls: Option<Arc<Tls>>,
+    handshake_timeout: Duration,
+    metrics: Arc<Metrics>,
+}
+
+impl ConnectionStart {
+    async fn serve(
+        self,
+        stream: TcpStream,
+        connection: Arc<ConnectionState>,
+        state: Arc<AppState>,
+    ) -> io::Result<()> {
+        let mut stream = tokio::net::TcpStream::from_std(stream)?;
+        let peer = &connection.peer;
+        let mut address_slot = None;
+        if let Some(limits) = &self.proxy_protocol {
+            if !peer.is_trusted_proxy {
+                return Err(io::Error::other("it does not come from a --trusted-proxy"));
+            }
+            let client = read_client(&mut stream);
+            if let Some(client) = timeout(state.limits.header_timeout, client).await?? {
+                peer.set_proxied(client);
+                address_slot = limits.address_slot(client);
+                if address_slot.is_none() {
+                    let response = too_many_connections(peer, &state.metrics);
+                    return match self.tls {
+                        None => stream.try_write(&response).map(drop),
+                        Some(_) => Ok(()),
+                    };
+                }
             }
         }
+        match &self.tls {
+            None => http1::serve(stream, state, connection, http::handle).await,
+            Some(tls) => {
+                // In a box, so that connections without TLS do not keep room for it.
+                let handshake = Box::pin(tls.accept(stream));
+                let shaken = timeout(self.handshake_timeout, handshake).await;
+                let accepted = shaken.map_err(io::Error::from).flatten();
+                let accepted = accepted.inspect_err(|_| self.metrics.handshakes_failed.add(1))?;
+                serve_accepted(accepted, state, connection).await;
+            }
+        }
+        drop(address_slot);
+        Ok(())
     }
-    http::connection::serve(stream, state, connection, http::handle).await;
-    drop(address_slot);
-    Ok(())
+}
+
+async fn serve_accepted(
+    accepted: Accepted,
+    state: Arc<AppState>,
+    connection: Arc<ConnectionState>,
+) {
+    match accepted {
+        Accepted::Http1(stream) => {
+            Box::pin(http1::serve(stream, state, connection, http::handle)).await;
+        }
+        Accepted::Http2(stream) => {
+            Box::pin(http2::serve(stream, state, connection, http::handle)).await;
+        }
+        Accepted::Plaintext(stream) => {
+            Box::pin(http1::serve(stream, state, connection, http::require_tls)).await;
+        }
+    }
 }
 
 /// None after an error, which is logged at most once in ten seconds: the client has disconnected already, or there are no

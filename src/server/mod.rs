@@ -8,6 +8,7 @@ mod ops_listener;
 mod proxy_protocol;
 mod runtimes;
 mod sd_notify;
+mod tls;
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use anyhow::Context;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
+use tokio_rustls::TlsAcceptor;
 
 use crate::config::Settings;
 use crate::http;
@@ -31,6 +33,7 @@ use crate::writer::{Writer, WriterThreads};
 
 use listener::Connections;
 pub use runtimes::Runtimes;
+use tls::Tls;
 
 /// How long the responses may take after a fatal error of the store.
 const FATAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(700);
@@ -53,6 +56,7 @@ const STUCK: &str =
 pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    let hangup = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
     let settings = Arc::new(Settings {
         max_connections: listener::max_connections(settings)?,
         ..settings.clone()
@@ -62,6 +66,8 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     // is ready.
     let socket = bind(settings.listen, "--listen")?;
     let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
+    let (tls, certificate_name) = Tls::start(&settings.tls, &metrics)?.unzip();
+    let certificate_name = certificate_name.flatten();
     let (phase, shutdown) = Shutdown::channel();
     let ops = Ops::new(
         Arc::clone(&metrics),
@@ -69,7 +75,11 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         shutdown.clone(),
     );
     let ops_address = match settings.ops_listen {
-        Some(address) => Some(start_ops(&ops, address, settings.listen)?),
+        Some(address) => {
+            let tls = tls.as_ref().filter(|_| settings.tls.ops_tls);
+            let tls = tls.map(|tls| tls.http1_acceptor());
+            Some(start_ops(&ops, address, settings.listen, tls)?)
+        }
         None => None,
     };
 
@@ -92,12 +102,25 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         store = %settings.store.location,
         "listening"
     );
-    if let Some(token_path) = first_token {
-        bootstrap::print_example_request(&token_path, reachable(address));
+    if tls.is_none() && !address.ip().is_loopback() && settings.trusted_proxy.is_empty() {
+        tracing::warn!(
+            "tokens and plants are sent without encryption: use --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy \
+             with TLS"
+        );
     }
+    if let Some(token_path) = first_token {
+        let address = reachable(address);
+        let origin = match &tls {
+            Some(_) => tls::origin(address, certificate_name.as_deref()),
+            None => format!("http://{address}"),
+        };
+        bootstrap::print_example_request(&token_path, &origin);
+    }
+    tokio::spawn(on_hangup(tls.clone(), hangup));
 
     let connections = Connections::new(
         Arc::clone(&settings),
+        tls,
         writer,
         tokens,
         metrics,
@@ -169,6 +192,17 @@ async fn serve(
     Ok(())
 }
 
+/// SIGHUP never ends the server.
+async fn on_hangup(tls: Option<Arc<Tls>>, mut hangup: Signal) {
+    if let Some(tls) = tls {
+        tls.reload(hangup).await;
+    } else {
+        while hangup.recv().await.is_some() {
+            tracing::info!("SIGHUP: there is no certificate to load again");
+        }
+    }
+}
+
 /// SIGTERM and SIGINT.
 type Signals = [Signal; 2];
 
@@ -183,6 +217,7 @@ fn start_ops(
     ops: &Arc<Ops>,
     address: SocketAddr,
     public: SocketAddr,
+    tls: Option<TlsAcceptor>,
 ) -> anyhow::Result<SocketAddr> {
     // Checked here, because two sockets may be bound to one address as long as neither listens.
     anyhow::ensure!(
@@ -191,7 +226,8 @@ fn start_ops(
     );
     let socket = bind(address, "--ops-listen")?;
     let (listener, address) = listen(socket, address, "--ops-listen")?;
-    ops_listener::start(listener, Arc::clone(ops)).context("cannot start the private listener")?;
+    let started = ops_listener::start(listener, Arc::clone(ops), tls);
+    started.context("cannot start the private listener")?;
     Ok(address)
 }
 

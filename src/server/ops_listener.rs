@@ -15,10 +15,12 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 
 use crate::ops::Ops;
 use crate::server::listener::accept;
@@ -34,20 +36,24 @@ struct Connection {
 }
 
 /// Starts the thread, which runs until the process ends.
-pub(super) fn start(listener: TcpListener, ops: Arc<Ops>) -> io::Result<()> {
+pub(super) fn start(
+    listener: TcpListener,
+    ops: Arc<Ops>,
+    tls: Option<TlsAcceptor>,
+) -> io::Result<()> {
     let listener = listener.into_std()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let serve = move || {
         runtime.block_on(async {
             let listener = TcpListener::from_std(listener)?;
-            serve(listener, ops).await
+            serve(listener, ops, tls).await
         })
     };
     let thread = thread::Builder::new().name("ops".to_owned());
     thread.spawn(serve).map(drop)
 }
 
-async fn serve(listener: TcpListener, ops: Arc<Ops>) -> io::Result<()> {
+async fn serve(listener: TcpListener, ops: Arc<Ops>, tls: Option<TlsAcceptor>) -> io::Result<()> {
     let mut open = VecDeque::<Connection>::new();
     loop {
         let accepted = accept(&listener, "private").await;
@@ -58,7 +64,12 @@ async fn serve(listener: TcpListener, ops: Arc<Ops>) -> io::Result<()> {
         }
         if let Some((stream, _)) = accepted {
             let has_request = Arc::new(AtomicBool::new(false));
-            let task = serve_connection(stream, Arc::clone(&ops), Arc::clone(&has_request));
+            let task = accept_connection(
+                stream,
+                tls.clone(),
+                Arc::clone(&ops),
+                Arc::clone(&has_request),
+            );
             let task = tokio::spawn(task).abort_handle();
             open.push_back(Connection { task, has_request });
         }
@@ -75,7 +86,35 @@ fn evict(open: &mut VecDeque<Connection>) {
     }
 }
 
-async fn serve_connection(stream: TcpStream, ops: Arc<Ops>, has_request: Arc<AtomicBool>) {
+async fn accept_connection(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    ops: Arc<Ops>,
+    has_request: Arc<AtomicBool>,
+) {
+    let served = async {
+        match tls {
+            None => serve_connection(stream, ops, has_request).await,
+            Some(tls) => {
+                let stream = tls.accept(stream).await?;
+                serve_connection(stream, ops, has_request).await
+            }
+        }
+    };
+    match timeout(CONNECTION_TIMEOUT, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a connection to the private listener ended early");
+        }
+        Err(_) => tracing::debug!("a connection to the private listener timed out"),
+    }
+}
+
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    ops: Arc<Ops>,
+    has_request: Arc<AtomicBool>,
+) -> io::Result<()> {
     let service = service_fn(async |request: Request<Incoming>| {
         has_request.store(true, Ordering::Relaxed);
         Ok::<_, Infallible>(ops.respond(&request).await)
@@ -84,11 +123,5 @@ async fn serve_connection(stream: TcpStream, ops: Arc<Ops>, has_request: Arc<Ato
         .keep_alive(false)
         .max_buf_size(16 << 10)
         .serve_connection(TokioIo::new(stream), service);
-    match timeout(CONNECTION_TIMEOUT, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "a connection to the private listener ended early");
-        }
-        Err(_) => tracing::debug!("a connection to the private listener timed out"),
-    }
+    connection.await.map_err(io::Error::other)
 }

@@ -20,9 +20,10 @@ pub(crate) use dry_run::DryRun;
 pub(crate) use error::{Failure, OpenError, StoreError, WalFull, chain};
 pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter};
 pub(crate) use sqlite::Restoration;
-pub use types::{Addition, Location, Outcome, TokenId, TokenRecord};
+pub use types::{Addition, Location, Outcome, PreviousSecret, TokenId, TokenRecord};
 pub(crate) use types::{
-    Checked, DamagedPlant, FileSizes, Finding, LOOKUP_LEN_MAX, PlantRecord, TokenChanges, next_id,
+    Checked, DamagedPlant, FileSizes, Finding, LOOKUP_LEN_MAX, PlantRecord, TokenChanges,
+    TokenHistory, TokenIndex, next_id,
 };
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -188,14 +189,33 @@ impl Store {
         on_engine!(self, store => store.probe(is_write_due))
     }
 
-    /// Creates a token; SQLite gives it a shorter id. False if the name is taken.
-    pub fn create_token(&mut self, token: &TokenRecord) -> Result<bool, StoreError> {
-        on_engine!(self, store => store.create_token(token))
+    /// Creates a token; SQLite gives it a shorter id. False if the name is taken by one that is not revoked; a revoked one is renamed.
+    pub fn create_token(&mut self, token: &TokenRecord, user: &str) -> Result<bool, StoreError> {
+        on_engine!(self, store => store.create_token(token, user))
+    }
+
+    /// Replaces the secret of a token. False if the token is not as it was, because it was rotated or revoked at the same time.
+    pub(crate) fn rotate_token(
+        &mut self,
+        before: &TokenRecord,
+        rotated: &TokenRecord,
+        user: &str,
+    ) -> Result<bool, StoreError> {
+        on_engine!(self, store => store.rotate_token(before, rotated, user))
     }
 
     /// Revokes a token for good. None if there is no token of that name; false if it was revoked before.
-    pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
-        on_engine!(self, store => store.revoke_token(name))
+    pub(crate) fn revoke_token(
+        &mut self,
+        name: &str,
+        user: &str,
+    ) -> Result<Option<bool>, StoreError> {
+        on_engine!(self, store => store.revoke_token(name, user))
+    }
+
+    /// What was done to tokens, oldest first.
+    pub(crate) fn token_history(&mut self) -> Result<Vec<TokenHistory>, StoreError> {
+        on_engine!(self, store => store.token_history())
     }
 
     /// True if there is any token, revoked ones included.
@@ -213,10 +233,14 @@ impl Store {
         on_engine!(self, store => store.token_changes(since))
     }
 
-    /// Inserts tokens of another store, with ids of this one. A token that exists already, by its digest, keeps everything but its
-    /// state: it is revoked if it is revoked in either store, and was last used when it was last used in either.
-    pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
-        on_engine!(self, store => store.merge_tokens(tokens))
+    /// Inserts tokens of another store, with ids of this one. A token that exists already keeps everything but its state: it is
+    /// revoked if it is revoked in either store, was last used when it was last used in either, and has the latest secret.
+    pub(crate) fn merge_tokens(
+        &mut self,
+        tokens: &[TokenRecord],
+        user: &str,
+    ) -> Result<(), StoreError> {
+        on_engine!(self, store => store.merge_tokens(tokens, user))
     }
 
     pub(crate) fn count_plants(&mut self) -> Result<u64, StoreError> {

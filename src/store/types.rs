@@ -1,5 +1,6 @@
 //! What goes into a store and comes out of it, the same for SQLite and PostgreSQL.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -151,19 +152,93 @@ pub(crate) struct TokenChanges {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TokenEvent {
     Created,
+    Rotated,
     Revoked,
+    /// After it was revoked, because another token was created with its name.
+    Renamed,
     /// From another store.
     Copied,
 }
 
 impl TokenEvent {
+    /// None if only its last use has changed.
+    pub(super) fn of_merge(before: &TokenRecord, merged: &TokenRecord) -> Option<Self> {
+        if merged.revoked_at != before.revoked_at {
+            Some(Self::Revoked)
+        } else if merged.digest != before.digest {
+            Some(Self::Rotated)
+        } else {
+            (merged.name != before.name).then_some(Self::Renamed)
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Created => "created",
+            Self::Rotated => "rotated",
+            Self::Renamed => "renamed",
             Self::Revoked => "revoked",
             Self::Copied => "copied",
         }
     }
+}
+
+/// The tokens of a store, to find those of another store among them.
+pub(crate) struct TokenIndex<'a> {
+    by_digest: HashMap<TokenDigest, &'a TokenRecord>,
+    by_name: HashMap<&'a str, &'a TokenRecord>,
+}
+
+impl<'a> TokenIndex<'a> {
+    pub(crate) fn new(tokens: &'a [TokenRecord]) -> Self {
+        let digests = tokens.iter().flat_map(|token| {
+            let secrets = token.secrets();
+            secrets.map(move |digest| (digest, token))
+        });
+        let names = tokens.iter().map(|token| (&*token.name, token));
+        Self {
+            by_digest: digests.collect(),
+            by_name: names.collect(),
+        }
+    }
+
+    /// The same token, although one of the two may have been rotated since it was copied.
+    pub(crate) fn find(&self, token: &TokenRecord) -> Option<&'a TokenRecord> {
+        let by_digest = token
+            .secrets()
+            .find_map(|digest| self.by_digest.get(&digest));
+        // Rotated several times since it was copied.
+        let by_name = || {
+            let named = self.by_name.get(&*token.name);
+            named.filter(|other| {
+                other.created_at == token.created_at && other.rotated_at != token.rotated_at
+            })
+        };
+        by_digest.or_else(by_name).copied()
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<&'a TokenRecord> {
+        self.by_name.get(name).copied()
+    }
+}
+
+/// What was done to a token, and by whom.
+#[derive(Debug, Serialize)]
+pub(crate) struct TokenHistory {
+    pub at: Timestamp,
+    /// The name of the token.
+    pub name: Arc<str>,
+    pub event: String,
+    /// The user of the operating system; none for events of versions that did not record it.
+    pub user: Option<String>,
+}
+
+/// The secret that a token had before it was rotated, which is valid for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PreviousSecret {
+    #[serde(skip)]
+    pub digest: TokenDigest,
+    pub expires_at: Timestamp,
 }
 
 /// A token: everything but the secret.
@@ -171,7 +246,7 @@ impl TokenEvent {
 pub struct TokenRecord {
     #[serde(skip)]
     pub id: TokenId,
-    /// Unique, also among revoked tokens.
+    /// Unique. A revoked token gets another one if its name is used again.
     pub name: Arc<str>,
     #[serde(skip)]
     pub digest: TokenDigest,
@@ -182,6 +257,9 @@ pub struct TokenRecord {
     pub revoked_at: Option<Timestamp>,
     /// Precise to the minute.
     pub last_used_at: Option<Timestamp>,
+    /// When it got its present secret, if that is not its first.
+    pub rotated_at: Option<Timestamp>,
+    pub previous_secret: Option<PreviousSecret>,
 }
 
 impl TokenRecord {
@@ -196,6 +274,48 @@ impl TokenRecord {
             expires_at: None,
             revoked_at: None,
             last_used_at: None,
+            rotated_at: None,
+            previous_secret: None,
+        }
+    }
+
+    /// The name that a revoked token gets when another one is created with its name: plants that it added are not taken for
+    /// those of the other.
+    pub(super) fn name_when_replaced(&self) -> Option<String> {
+        let revoked_at = self.revoked_at?;
+        let time = revoked_at.strftime("%Y-%m-%d %H:%M:%S%.3f");
+        Some(format!("{} (revoked {time})", self.name))
+    }
+
+    /// The digests of its secrets.
+    pub(crate) fn secrets(&self) -> impl Iterator<Item = TokenDigest> + use<> {
+        let previous = self.previous_secret.map(|secret| secret.digest);
+        [Some(self.digest), previous].into_iter().flatten()
+    }
+
+    /// The same token after it was merged with its copy in another store: with the latest secret, and revoked if one of them is.
+    pub(super) fn merged_with(&self, other: &Self) -> Self {
+        let latest = if other.rotated_at > self.rotated_at {
+            other
+        } else {
+            self
+        };
+        // A name only gets longer: by the time of the revocation.
+        let named = if other.name.len() > self.name.len() {
+            other
+        } else {
+            self
+        };
+        let revoked_at = [self.revoked_at, other.revoked_at].into_iter().flatten();
+        Self {
+            name: Arc::clone(&named.name),
+            digest: latest.digest,
+            expires_at: latest.expires_at,
+            rotated_at: latest.rotated_at,
+            previous_secret: latest.previous_secret,
+            revoked_at: revoked_at.min(),
+            last_used_at: self.last_used_at.max(other.last_used_at),
+            ..self.clone()
         }
     }
 }

@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["store"],
     &["plant", "token", "metrics", "logging", "shutdown"],
-    &["fs", "version"],
+    &["fs", "user", "version"],
     &["sqlite_format"],
 ];
 
@@ -140,4 +140,47 @@ fn the_architecture_page_is_short_and_lists_every_source_file_and_no_other() {
     assert!(page.lines().count() < 150);
     let files: BTreeSet<_> = sources().into_iter().map(|(path, _)| path).collect();
     assert_eq!(listed(page), files);
+}
+
+#[test]
+fn every_direct_dependency_is_justified() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("a manifest");
+    let manifest: toml::Table = manifest.parse().expect("TOML");
+    let page = include_str!("../../ARCHITECTURE.md");
+    let (_, section) = page.split_once("## Dependencies").expect("a section");
+    let first_cells = section.lines().filter_map(|line| line.split('|').nth(1));
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let justified: BTreeSet<&str> = first_cells
+        .flat_map(|cell| cell.split(|c| !is_name(c)))
+        .collect();
+    for kind in ["dependencies", "build-dependencies", "dev-dependencies"] {
+        for name in manifest[kind].as_table().expect("a table").keys() {
+            assert!(
+                justified.contains(&**name),
+                "{name} is not in ARCHITECTURE.md"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_test_that_the_threat_table_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
+    let table = include_str!("../../SECURITY.md");
+    let rows = table.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.skip(1).filter_map(|row| row.split('|').nth(3));
+    let names: Vec<&str> = cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let mut parts = name.split("::");
+        let file = root.join(format!("{}.rs", parts.next().unwrap_or_default()));
+        let text = fs::read_to_string(&file).unwrap_or_else(|_| panic!("{name}"));
+        for part in parts.filter(|part| !part.is_empty()) {
+            let [module, function] = [format!("mod {part} {{"), format!("fn {part}()")];
+            assert!(text.contains(&module) || text.contains(&function), "{name}");
+        }
+    }
 }

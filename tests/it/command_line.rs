@@ -81,7 +81,7 @@ fn an_invalid_config_file_is_a_usage_error_that_names_the_file() {
     for (content, expected) in [
         (
             "listne = \"127.0.0.1:1\"",
-            "there is no setting `listne`; the settings are listen, store",
+            "there is no setting `listne`; the settings are listen, tls_cert",
         ),
         ("config = \"b.toml\"", "there is no setting `config`"),
         (
@@ -213,7 +213,8 @@ fn migrate_reports_whether_it_created_or_upgraded_the_schema() {
     assert_eq!(migrate(), "sqlite:a.db is up to date\n");
     let store = rusqlite::Connection::open(directory.path().join("a.db")).expect("a store");
     // As version 3, which had no tables `store` and `token_events`, and an index instead of the table `batches`.
-    let earlier = "DROP TABLE token_events; DROP TABLE store; DROP TABLE batches; DROP INDEX plants_without_batch;
+    let earlier = "ALTER TABLE tokens DROP COLUMN rotated_at; ALTER TABLE tokens DROP COLUMN previous_digest;
+                   ALTER TABLE tokens DROP COLUMN previous_expires_at; DROP TABLE token_events; DROP TABLE store; DROP TABLE batches; DROP INDEX plants_without_batch;
                    CREATE INDEX plants_by_batch ON plants (batch, added_at);
                    PRAGMA user_version = 3";
     store.execute_batch(earlier).expect("SQL");

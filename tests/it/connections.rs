@@ -65,21 +65,6 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn a_body_may_be_chunked_and_waited_for_with_100_continue() {
-    let server = Server::start();
-    let mut client = server.connect();
-    client.send(format!(
-        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
-         expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n",
-        server.token()
-    ));
-    assert_eq!(client.response().status, 100);
-    client.send("8\r\n{\"id\":1,\r\n");
-    client.send("b\r\n\"name\":\"x\"}\r\n0\r\n\r\n");
-    assert_eq!(client.response().status, 200);
-}
-
-#[test]
 fn small_responses_are_not_delayed_by_nagle() {
     let directory = directory();
     let strace = ["-e", "trace=setsockopt"];
@@ -104,13 +89,13 @@ fn sigterm_and_sigint_finish_accepted_requests_and_exit_with_0() {
         server.signal(signal);
         server.wait_for_line(|line| line["message"] == "draining");
         wait_until("new connections are refused", || {
-            Client::try_connect(server.address()).is_err()
+            server.refuses_connections()
         });
         assert!(idle.is_closed());
         half_way.send(rest);
         let response = half_way.response();
         assert_eq!(response.status, 200);
-        assert_eq!(response.header("connection"), Some("close"));
+        assert!(response.is_last(), "{response:?}");
         assert!(half_way.is_closed());
 
         assert_eq!(server.wait_for_exit().code(), Some(0));
@@ -125,23 +110,6 @@ fn sigterm_and_sigint_finish_accepted_requests_and_exit_with_0() {
             "a clean end leaves the database, its lock and the token: {left:?}"
         );
     }
-}
-
-#[test]
-fn a_request_sent_while_the_drain_starts_gets_a_response() {
-    let mut server = Server::start();
-    let token = server.token();
-    let mut client = server.connect();
-    assert_eq!(client.add(&token, BODY).status, 200);
-    server.signal("-TERM");
-    server.wait_for_line(|line| line["message"] == "draining");
-    let response = client.add(&token, br#"{"id":2,"name":"late"}"#);
-    assert_eq!(
-        (response.status, response.header("connection")),
-        (200, Some("close"))
-    );
-    assert_eq!(server.wait_for_exit().code(), Some(0));
-    assert_eq!(server.plants().len(), 2);
 }
 
 /// A client that has sent more requests than the kernel's buffers can hold responses, and does not read.
@@ -161,118 +129,6 @@ fn deaf(server: &Server) -> Client {
         answered > 0 && answered == before
     });
     deaf
-}
-
-#[test]
-fn a_drain_ends_at_its_timeout_or_at_the_second_signal() {
-    let limits = ["--idle-timeout", "20m", "--drain-timeout"];
-    let mut server = Server::start_with(&[&limits[..], &["1s"]].concat());
-    let _stuck = deaf(&server);
-    assert_eq!(server.terminate().code(), Some(0));
-    server.wait_for_line(|line| {
-        line["message"] == "the drain timeout is over; open connections are closed"
-    });
-
-    let mut server = Server::start_with(&[&limits[..], &["10m"]].concat());
-    let _stuck = deaf(&server);
-    server.signal("-TERM");
-    server.wait_for_line(|line| line["message"] == "draining");
-    assert_eq!(server.terminate().code(), Some(0));
-    server.wait_for_line(|line| line["message"] == "second signal: open connections are closed");
-}
-
-#[test]
-fn incomplete_requests_do_not_delay_a_drain_and_requests_in_flight_get_responses() {
-    let limits = ["--header-timeout", "100m", "--body-timeout", "100m"];
-    let limits = [&limits[..], &["--drain-timeout", "60m"]].concat();
-    let mut server = Server::start_with(&limits);
-    let token = server.token();
-    let request = add_request(&token, BODY);
-    let head_len = request.len() - BODY.len();
-    let mut half_sent: Vec<Client> = (0..50)
-        .map(|number| {
-            let mut client = server.connect();
-            match number % 5 {
-                0 => {} // nothing at all
-                1 => client.send("POST /pla"),
-                2 => client.send(&request[..head_len - 2]),
-                // The second request of a connection.
-                3 => {
-                    assert_eq!(client.add(&token, BODY).status, 200);
-                    client.send(&request[..head_len / 2]);
-                }
-                _ => client.send(&request[..request.len() - 5]), // half a body
-            }
-            client
-        })
-        .collect();
-    // It continues to send after its response while the connection is open.
-    let mut talker = server.connect();
-    talker.send("GET /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n");
-    assert_eq!(talker.response().error(), 40400);
-    let mut in_flight = server.connect();
-    in_flight.send(&request[..request.len() - 5]);
-    server.wait_for_connection();
-
-    server.signal("-TERM");
-    server.wait_for_line(|line| line["message"] == "draining");
-    in_flight.send(&request[request.len() - 5..]);
-    let response = in_flight.response();
-    assert_eq!(
-        (response.status, response.header("connection")),
-        (200, Some("close"))
-    );
-    // None of the timeouts has expired.
-    wait_until("the process ends", || {
-        talker.try_send("x");
-        server.has_ended()
-    });
-    assert_eq!(server.wait_for_exit().code(), Some(0));
-    for (number, client) in half_sent.iter_mut().enumerate() {
-        match number % 5 {
-            // An incomplete request gets a response that it can be retried.
-            0 => assert!(client.is_closed()),
-            _ => assert_eq!(client.response().error(), 40800, "{number}"),
-        }
-    }
-}
-
-#[test]
-fn headers_that_arrive_too_slowly_time_out() {
-    let server = Server::start_with(&["--header-timeout", "1s"]);
-    let mut client = server.connect();
-    let mut drops = 0;
-    while client.is_silent_for(Duration::from_millis(50)) {
-        client.try_send("x");
-        drops += 1;
-        assert!(drops < 200, "a deadline that every byte puts off");
-    }
-    assert_eq!(client.response().error(), 40800);
-}
-
-#[test]
-fn a_body_in_a_million_chunks_needs_no_more_memory_than_its_size() {
-    let server = Server::start_with(&["--body-timeout", "10m"]);
-    server.add_ok(format!(r#"{}{{"id":1,"name":"x"}}"#, " ".repeat(1_000_000)));
-    let whole_kib = server.peak_kib();
-    for _ in 0..2 {
-        let mut client = server.connect();
-        client.send(format!(
-            "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\
-             content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
-            server.token()
-        ));
-        for _ in 0..1000 {
-            client.send("1\r\n \r\n".repeat(1000));
-        }
-        let plant = r#"{"id":1,"name":"x"}"#;
-        client.send(format!("{:x}\r\n{plant}\r\n0\r\n\r\n", plant.len()));
-        assert_eq!(client.response().status, 200);
-    }
-    let peak_kib = server.peak_kib();
-    // Each chunk used to keep a buffer of the connection alive: 37 MiB for this body.
-    let more_kib = peak_kib.saturating_sub(whole_kib);
-    assert!(more_kib < 24 << 10, "{whole_kib} KiB, then {peak_kib}");
 }
 
 /// The server asks for the body of a request with `Expect: 100-continue` when it is ready to read it.
@@ -302,5 +158,152 @@ fn the_large_bodies_of_a_token_are_limited_and_others_do_not_wait_for_them() {
     assert_eq!(slow.response().status, 200);
     for client in &mut waiting {
         assert_eq!(client.response().status, 200);
+    }
+}
+
+/// What only HTTP/1.1 has; `http2.rs` has the rest.
+mod http1 {
+    use super::*;
+
+    #[test]
+    fn a_request_sent_while_the_drain_starts_gets_a_response() {
+        let mut server = Server::start();
+        let token = server.token();
+        let mut client = server.connect();
+        assert_eq!(client.add(&token, BODY).status, 200);
+        server.signal("-TERM");
+        server.wait_for_line(|line| line["message"] == "draining");
+        let response = client.add(&token, br#"{"id":2,"name":"late"}"#);
+        assert_eq!((response.status, response.is_last()), (200, true));
+        assert_eq!(server.wait_for_exit().code(), Some(0));
+        assert_eq!(server.plants().len(), 2);
+    }
+
+    #[test]
+    fn a_body_may_be_chunked_and_waited_for_with_100_continue() {
+        let server = Server::start();
+        let mut client = server.connect();
+        client.send(format!(
+            "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
+             expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n",
+            server.token()
+        ));
+        assert_eq!(client.response().status, 100);
+        client.send("8\r\n{\"id\":1,\r\n");
+        client.send("b\r\n\"name\":\"x\"}\r\n0\r\n\r\n");
+        assert_eq!(client.response().status, 200);
+    }
+
+    #[test]
+    fn a_drain_ends_at_its_timeout_or_at_the_second_signal() {
+        let limits = ["--idle-timeout", "20m", "--drain-timeout"];
+        let mut server = Server::start_with(&[&limits[..], &["1s"]].concat());
+        let _stuck = deaf(&server);
+        assert_eq!(server.terminate().code(), Some(0));
+        server.wait_for_line(|line| {
+            line["message"] == "the drain timeout is over; open connections are closed"
+        });
+
+        let mut server = Server::start_with(&[&limits[..], &["10m"]].concat());
+        let _stuck = deaf(&server);
+        server.signal("-TERM");
+        server.wait_for_line(|line| line["message"] == "draining");
+        assert_eq!(server.terminate().code(), Some(0));
+        server
+            .wait_for_line(|line| line["message"] == "second signal: open connections are closed");
+    }
+
+    #[test]
+    fn incomplete_requests_do_not_delay_a_drain_and_requests_in_flight_get_responses() {
+        let limits = ["--header-timeout", "100m", "--body-timeout", "100m"];
+        let limits = [&limits[..], &["--drain-timeout", "60m"]].concat();
+        let mut server = Server::start_with(&limits);
+        let token = server.token();
+        let request = add_request(&token, BODY);
+        let head_len = request.len() - BODY.len();
+        let mut half_sent: Vec<Client> = (0..50)
+            .map(|number| {
+                let mut client = server.connect();
+                match number % 5 {
+                    0 => {} // nothing at all
+                    1 => client.send("POST /pla"),
+                    2 => client.send(&request[..head_len - 2]),
+                    // The second request of a connection.
+                    3 => {
+                        assert_eq!(client.add(&token, BODY).status, 200);
+                        client.send(&request[..head_len / 2]);
+                    }
+                    _ => client.send(&request[..request.len() - 5]), // half a body
+                }
+                client
+            })
+            .collect();
+        // It continues to send after its response while the connection is open.
+        let mut talker = server.connect();
+        talker.send("GET /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n");
+        assert_eq!(talker.response().error(), 40400);
+        let mut in_flight = server.connect();
+        in_flight.send(&request[..request.len() - 5]);
+        server.wait_for_connection();
+
+        server.signal("-TERM");
+        server.wait_for_line(|line| line["message"] == "draining");
+        in_flight.send(&request[request.len() - 5..]);
+        let response = in_flight.response();
+        assert_eq!(
+            (response.status, response.header("connection")),
+            (200, Some("close"))
+        );
+        // None of the timeouts has expired.
+        wait_until("the process ends", || {
+            talker.try_send("x");
+            server.has_ended()
+        });
+        assert_eq!(server.wait_for_exit().code(), Some(0));
+        for (number, client) in half_sent.iter_mut().enumerate() {
+            match number % 5 {
+                // An incomplete request gets a response that it can be retried.
+                0 => assert!(client.is_closed()),
+                _ => assert_eq!(client.response().error(), 40800, "{number}"),
+            }
+        }
+    }
+
+    #[test]
+    fn headers_that_arrive_too_slowly_time_out() {
+        let server = Server::start_with(&["--header-timeout", "1s"]);
+        let mut client = server.connect();
+        let mut drops = 0;
+        while client.is_silent_for(Duration::from_millis(50)) {
+            client.try_send("x");
+            drops += 1;
+            assert!(drops < 200, "a deadline that every byte puts off");
+        }
+        assert_eq!(client.response().error(), 40800);
+    }
+
+    #[test]
+    fn a_body_in_a_million_chunks_needs_no_more_memory_than_its_size() {
+        let server = Server::start_with(&["--body-timeout", "10m"]);
+        server.add_ok(format!(r#"{}{{"id":1,"name":"x"}}"#, " ".repeat(1_000_000)));
+        let whole_kib = server.peak_kib();
+        for _ in 0..2 {
+            let mut client = server.connect();
+            client.send(format!(
+                "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n\
+                 content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+                server.token()
+            ));
+            for _ in 0..1000 {
+                client.send("1\r\n \r\n".repeat(1000));
+            }
+            let plant = r#"{"id":1,"name":"x"}"#;
+            client.send(format!("{:x}\r\n{plant}\r\n0\r\n\r\n", plant.len()));
+            assert_eq!(client.response().status, 200);
+        }
+        let peak_kib = server.peak_kib();
+        // Each chunk used to keep a buffer of the connection alive: 37 MiB for this body.
+        let more_kib = peak_kib.saturating_sub(whole_kib);
+        assert!(more_kib < 24 << 10, "{whole_kib} KiB, then {peak_kib}");
     }
 }

@@ -209,6 +209,45 @@ fn a_revocation_in_either_store_holds_in_the_target(from: Kind, to: Kind) {
     run_ok(place, &["check", "--store", to]);
 }
 
+fn a_token_that_was_rotated_or_whose_name_was_used_again_is_the_same_in_the_target(
+    from: Kind,
+    to: Kind,
+) {
+    let pair = pair(from, to);
+    let (place, from, to) = (pair.place.path(), &pair.from, &pair.to);
+    add(place, from, "carol", 2000..2005);
+    copied(place, from, to, &["--force"]);
+    for _ in 0..2 {
+        let rotate = ["token", "rotate", "alice", "--overlap", "0"];
+        run_ok(place, &[&rotate[..], &["--store", from]].concat());
+    }
+    run_ok(place, &["token", "revoke", "carol", "--store", from]);
+    run_ok(place, &["token", "create", "carol", "--store", from]);
+    add(place, from, "alice", 6000..6005);
+    add(place, from, "carol", 7000..7005);
+    for _ in 0..2 {
+        copied(place, from, to, &["--force"]);
+        let found = plants(place, to);
+        assert_eq!(found.len(), 1500 + 5 + 10 + 5 + 5);
+        for (id, _, token) in &found {
+            match id {
+                2000..2005 => assert!(token.starts_with("carol (revoked "), "{id}: {token}"),
+                7000..7005 => assert_eq!(token, "carol", "{id}"),
+                5000..5010 => assert_eq!(token, "bob", "{id}"),
+                _ => assert_eq!(token, "alice", "{id}"),
+            }
+        }
+        let rotated_at = |store: &str| {
+            let tokens = tokens(place, store);
+            let alice = tokens.iter().find(|token| token["name"] == "alice");
+            alice.expect("a token")["rotated_at"].clone()
+        };
+        assert_eq!(rotated_at(to), rotated_at(from));
+        assert_eq!(state(place, to, "carol"), "active");
+        run_ok(place, &["check", "--store", to]);
+    }
+}
+
 fn plants_that_contradict_each_other_stop_a_copy_before_it_writes(from: Kind, to: Kind) {
     let pair = pair(from, to);
     let (place, from, to) = (pair.place.path(), &pair.from, &pair.to);
@@ -282,6 +321,10 @@ in_every_direction! {
         a_revocation_in_either_file_holds_in_the_target,
         a_revocation_in_either_store_holds_in_postgresql,
         a_revocation_in_either_store_holds_in_a_file_copied_from_postgresql;
+    a_token_that_was_rotated_or_whose_name_was_used_again_is_the_same_in_the_target:
+        a_token_that_was_rotated_or_whose_name_was_used_again_is_the_same_in_a_copied_file,
+        a_token_that_was_rotated_or_whose_name_was_used_again_is_the_same_in_postgresql,
+        a_token_that_was_rotated_or_whose_name_was_used_again_is_the_same_in_a_file_from_postgresql;
     plants_that_contradict_each_other_stop_a_copy_before_it_writes:
         plants_that_contradict_each_other_stop_a_copy_between_files_before_it_writes,
         plants_that_contradict_each_other_stop_a_copy_to_postgresql_before_it_writes,

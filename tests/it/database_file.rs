@@ -127,7 +127,11 @@ fn version_2(path: &Path, journal_mode: &str) -> String {
         .execute("ATTACH ?1 AS elsewhere", [elsewhere.to_str()])
         .expect("a database");
     store
-        .execute("INSERT INTO tokens SELECT * FROM elsewhere.tokens", [])
+        .execute(
+            "INSERT INTO tokens SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, checksum
+             FROM elsewhere.tokens",
+            [],
+        )
         .expect("a token");
     for id in 1..=3 {
         let added_at = 1_700_000_000_000 - id;
@@ -207,7 +211,8 @@ fn the_batches_of_an_older_store_become_rows_and_its_backups_are_listed_alike() 
     };
     let store = open(directory.path());
     let batches = rows(&store);
-    let earlier = "DROP TABLE token_events; DROP TABLE batches; DROP INDEX plants_without_batch;
+    let earlier = "ALTER TABLE tokens DROP COLUMN rotated_at; ALTER TABLE tokens DROP COLUMN previous_digest;
+                   ALTER TABLE tokens DROP COLUMN previous_expires_at; DROP TABLE token_events; DROP TABLE batches; DROP INDEX plants_without_batch;
                    CREATE INDEX plants_by_batch ON plants (batch, added_at);
                    PRAGMA user_version = 4";
     store.execute_batch(earlier).expect("SQL");

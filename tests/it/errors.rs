@@ -11,60 +11,6 @@ fn request(headers: &str, body: &str) -> String {
 }
 
 #[test]
-fn a_request_that_is_not_http_is_40000() {
-    let server = Server::start();
-    for bytes in [
-        "GARBAGE\r\n\r\n",
-        "GET / HTTP/3.0\r\n\r\n",
-        "GET / HTTP/1.1\r\nbad header\r\n\r\n",
-        "G\u{1}T / HTTP/1.1\r\n\r\n",
-        "POST /plants HTTP/1.1\r\ncontent-length: x\r\n\r\n",
-        "POST /plants HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
-        "POST /plants HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n",
-    ] {
-        let mut client = server.connect();
-        client.send(bytes);
-        let response = client.response();
-        assert_eq!(response.error(), 40000, "{bytes:?}");
-        assert_eq!(response.header("connection"), Some("close"));
-        assert!(client.is_closed());
-    }
-}
-
-#[test]
-fn a_request_that_is_not_http_after_a_good_one_is_40000() {
-    let server = Server::start();
-    let mut client = server.connect();
-    client.send("GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\nGARBAGE\r\n\r\n");
-    assert_eq!(client.response().status, 200);
-    assert_eq!(client.response().error(), 40000);
-
-    let mut client = server.connect();
-    client.send("GET /nothing HTTP/1.0\r\nconnection: keep-alive\r\n\r\n");
-    assert_eq!(client.response().error(), 40400);
-    client.send("GARBAGE\r\n\r\n");
-    assert_eq!(client.response().error(), 40000);
-}
-
-#[test]
-fn a_body_with_broken_framing_is_40000() {
-    let server = Server::start();
-    let head = format!(
-        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n",
-        server.token()
-    );
-    let mut client = server.connect();
-    client.send(format!("{head}transfer-encoding: chunked\r\n\r\nxyz\r\n"));
-    assert_eq!(client.response().error(), 40000);
-
-    let mut client = server.connect();
-    client.send(format!("{head}content-length: 100\r\n\r\n{{\"id\":1"));
-    client.finish();
-    assert_eq!(client.response().error(), 40000);
-    assert_eq!(server.plants(), []);
-}
-
-#[test]
 fn a_body_that_is_not_json_is_40001_with_line_and_column() {
     let server = Server::start();
     for (body, place) in [
@@ -125,37 +71,6 @@ fn malformed_or_repeated_credentials_are_40003() {
         );
         assert!(!response.body.contains(&token));
     }
-}
-
-#[test]
-fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
-    let server = Server::start();
-    let token = server.token();
-    let plant = |bytes: usize| {
-        let around = r#"{"id":1,"name":""}"#.len();
-        format!(r#"{{"id":1,"name":"{}"}}"#, "x".repeat(bytes - around))
-    };
-    assert_eq!(server.add(plant(1 << 20)).status, 200);
-
-    // A client that sends its whole body before it reads gets the response, too.
-    for bytes in [(1 << 20) + 1, 8 << 20] {
-        let mut client = server.connect();
-        client.send_add(&token, plant(bytes).as_bytes());
-        let response = client.response();
-        assert_eq!(response.error(), 40013);
-        assert!(response.message().contains("1048576"));
-    }
-
-    let head = format!(
-        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n\
-         transfer-encoding: chunked\r\n\r\n"
-    );
-    let mut client = server.connect();
-    client.send(head);
-    for _ in 0..17 {
-        client.try_send(format!("10000\r\n{}\r\n", " ".repeat(0x10000)));
-    }
-    assert_eq!(client.response().error(), 40013);
 }
 
 #[test]
@@ -255,27 +170,6 @@ fn unknown_and_revoked_tokens_are_40101_and_expired_ones_40102() {
 }
 
 #[test]
-fn credentials_are_checked_before_the_body_is_read() {
-    let server = Server::start();
-    let mut client = server.connect();
-    // Without valid credentials neither the type nor the size of the body matters, and the server does not read it.
-    client.send(
-        "POST /plants HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
-    );
-    let response = client.response();
-    assert_eq!(response.error(), 40100);
-    // The connection cannot be reused after an unread body, so the response closes it.
-    assert_eq!(response.header("connection"), Some("close"));
-
-    let mut client = server.connect();
-    client.send(
-        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer x\r\nexpect: 100-continue\r\n\
-         content-type: application/json\r\ncontent-length: 10\r\n\r\n",
-    );
-    assert_eq!(client.response().error(), 40101);
-}
-
-#[test]
 fn another_path_is_40400_and_another_method_40500_with_allow() {
     let server = Server::start();
     let mut client = server.connect();
@@ -314,32 +208,6 @@ fn another_path_is_40400_and_another_method_40500_with_allow() {
 }
 
 #[test]
-fn a_head_that_is_too_slow_is_40800() {
-    let server = Server::start_with(&["--header-timeout", "1s"]);
-    let mut client = server.connect();
-    client.send("POST /plants HTTP/1.1\r\nhost:");
-    assert_eq!(client.response().error(), 40800);
-    assert!(client.is_closed());
-
-    // Also for the second request of a connection.
-    let mut client = server.connect();
-    assert_eq!(client.add(&server.token(), BODY).status, 200);
-    client.send("POST");
-    assert_eq!(client.response().error(), 40800);
-}
-
-#[test]
-fn a_body_that_is_too_slow_is_40800() {
-    let server = Server::start_with(&["--body-timeout", "200ms"]);
-    let request = crate::harness::add_request(&server.token(), BODY);
-    let mut client = server.connect();
-    client.send(&request[..request.len() - 1]);
-    assert_eq!(client.response().error(), 40800);
-    assert!(client.is_closed());
-    assert_eq!(server.plants(), []);
-}
-
-#[test]
 fn a_token_over_its_rate_limit_gets_42900_and_retry_after() {
     let server = Server::start();
     let token = run_ok(
@@ -363,21 +231,158 @@ fn a_token_over_its_rate_limit_gets_42900_and_retry_after() {
     assert_eq!(server.connect().add(&server.token(), BODY).status, 200);
 }
 
-#[test]
-fn a_head_that_is_too_large_is_43100() {
-    let server = Server::start();
-    for request in [
-        format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(16 << 10)),
-        format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(300 << 10)),
-        format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100 << 10)),
-        format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(200)),
-    ] {
+/// What only HTTP/1.1 has; `http2.rs` has the rest.
+mod http1 {
+    use super::*;
+
+    #[test]
+    fn a_body_over_the_limit_is_40013_and_one_at_the_limit_is_not() {
+        let server = Server::start();
+        let token = server.token();
+        let plant = |bytes: usize| {
+            let around = r#"{"id":1,"name":""}"#.len();
+            format!(r#"{{"id":1,"name":"{}"}}"#, "x".repeat(bytes - around))
+        };
+        assert_eq!(server.add(plant(1 << 20)).status, 200);
+
+        // A client that sends its whole body before it reads gets the response, too.
+        for bytes in [(1 << 20) + 1, 8 << 20] {
+            let mut client = server.connect();
+            client.send_add(&token, plant(bytes).as_bytes());
+            let response = client.response();
+            assert_eq!(response.error(), 40013);
+            assert!(response.message().contains("1048576"));
+        }
+
+        let head = format!(
+            "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n\
+             transfer-encoding: chunked\r\n\r\n"
+        );
         let mut client = server.connect();
-        client.try_send(request);
-        assert_eq!(client.response().error(), 43100);
+        client.send(head);
+        for _ in 0..17 {
+            client.try_send(format!("10000\r\n{}\r\n", " ".repeat(0x10000)));
+        }
+        assert_eq!(client.response().error(), 40013);
     }
-    let response = server
-        .connect()
-        .request("GET /nothing", &format!("x: {}\r\n", "x".repeat(15 << 10)));
-    assert_eq!(response.error(), 40400);
+
+    #[test]
+    fn a_request_that_is_not_http_is_40000() {
+        let server = Server::start();
+        for bytes in [
+            "GARBAGE\r\n\r\n",
+            "GET / HTTP/3.0\r\n\r\n",
+            "GET / HTTP/1.1\r\nbad header\r\n\r\n",
+            "G\u{1}T / HTTP/1.1\r\n\r\n",
+            "POST /plants HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+            "POST /plants HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+            "POST /plants HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n",
+        ] {
+            let mut client = server.connect();
+            client.send(bytes);
+            let response = client.response();
+            assert_eq!(response.error(), 40000, "{bytes:?}");
+            assert_eq!(response.header("connection"), Some("close"));
+            assert!(client.is_closed());
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_not_http_after_a_good_one_is_40000() {
+        let server = Server::start();
+        let mut client = server.connect();
+        client.send("GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\nGARBAGE\r\n\r\n");
+        assert_eq!(client.response().status, 200);
+        assert_eq!(client.response().error(), 40000);
+
+        let mut client = server.connect();
+        client.send("GET /nothing HTTP/1.0\r\nconnection: keep-alive\r\n\r\n");
+        assert_eq!(client.response().error(), 40400);
+        client.send("GARBAGE\r\n\r\n");
+        assert_eq!(client.response().error(), 40000);
+    }
+
+    #[test]
+    fn a_body_with_broken_framing_is_40000() {
+        let server = Server::start();
+        let head = format!(
+            "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n",
+            server.token()
+        );
+        let mut client = server.connect();
+        client.send(format!("{head}transfer-encoding: chunked\r\n\r\nxyz\r\n"));
+        assert_eq!(client.response().error(), 40000);
+
+        let mut client = server.connect();
+        client.send(format!("{head}content-length: 100\r\n\r\n{{\"id\":1"));
+        client.finish();
+        assert_eq!(client.response().error(), 40000);
+        assert_eq!(server.plants(), []);
+    }
+
+    #[test]
+    fn credentials_are_checked_before_the_body_is_read() {
+        let server = Server::start();
+        let mut client = server.connect();
+        // Without valid credentials neither the type nor the size of the body matters, and the server does not read it.
+        client.send(
+            "POST /plants HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\ncontent-length: 99999999\r\n\r\n",
+        );
+        let response = client.response();
+        assert_eq!(response.error(), 40100);
+        // The connection cannot be reused after an unread body, so the response closes it.
+        assert_eq!(response.header("connection"), Some("close"));
+
+        let mut client = server.connect();
+        client.send(
+            "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer x\r\nexpect: 100-continue\r\n\
+             content-type: application/json\r\ncontent-length: 10\r\n\r\n",
+        );
+        assert_eq!(client.response().error(), 40101);
+    }
+
+    #[test]
+    fn a_head_that_is_too_slow_is_40800() {
+        let server = Server::start_with(&["--header-timeout", "1s"]);
+        let mut client = server.connect();
+        client.send("POST /plants HTTP/1.1\r\nhost:");
+        assert_eq!(client.response().error(), 40800);
+        assert!(client.is_closed());
+
+        // Also for the second request of a connection.
+        let mut client = server.connect();
+        assert_eq!(client.add(&server.token(), BODY).status, 200);
+        client.send("POST");
+        assert_eq!(client.response().error(), 40800);
+    }
+
+    #[test]
+    fn a_body_that_is_too_slow_is_40800() {
+        let server = Server::start_with(&["--body-timeout", "200ms"]);
+        let request = crate::harness::add_request(&server.token(), BODY);
+        let mut client = server.connect();
+        client.send(&request[..request.len() - 1]);
+        assert_eq!(client.response().error(), 40800);
+        assert!(client.is_closed());
+        assert_eq!(server.plants(), []);
+    }
+
+    #[test]
+    fn a_head_that_is_too_large_is_43100() {
+        let server = Server::start();
+        for request in [
+            format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(16 << 10)),
+            format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(300 << 10)),
+            format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100 << 10)),
+            format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(200)),
+        ] {
+            let mut client = server.connect();
+            client.try_send(request);
+            assert_eq!(client.response().error(), 43100);
+        }
+        let response = server
+            .connect()
+            .request("GET /nothing", &format!("x: {}\r\n", "x".repeat(15 << 10)));
+        assert_eq!(response.error(), 40400);
+    }
 }

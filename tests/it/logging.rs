@@ -32,12 +32,9 @@ fn a_request_is_one_line_with_all_fields() {
     );
 
     let mut client = server.connect();
-    client.send("GET /openapi.json?secret=1 HTTP/1.1\r\nhost: x\r\n\r\nGARBAGE\r\n\r\n");
-    client.response();
-    client.response();
+    client.request("GET /openapi.json?secret=1", "");
     let line = server.wait_for_line(|line| line["method"] == "GET");
     assert_eq!(line["path"], "/openapi.json");
-    server.wait_for_line(|line| line["error_code"] == 40000);
     assert!(!server.everything_logged().contains("secret"));
 }
 
@@ -128,41 +125,6 @@ fn every_line_is_json_and_log_level_warn_logs_no_requests() {
     assert_eq!(quiet.everything_logged(), "");
 }
 
-#[test]
-fn a_log_pipe_that_is_not_read_blocks_neither_requests_nor_the_shutdown() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = port.local_addr().expect("an address");
-    drop(port);
-    let second = crate::harness::directory();
-    let mut child = crate::harness::plantstore(second.path())
-        .args([
-            "serve",
-            "--listen",
-            &address.to_string(),
-            "--idle-timeout",
-            "1s",
-        ])
-        .stderr(std::process::Stdio::piped()) // and never read
-        .spawn()
-        .expect("it starts");
-    let mut client = None;
-    crate::harness::wait_until("it listens", || {
-        client = Client::try_connect(address).ok();
-        client.is_some()
-    });
-    let mut client = client.expect("a connection");
-    // More than the buffer of a pipe.
-    for _ in 0..2000 {
-        assert_eq!(client.request("GET /nothing", "").status, 404);
-    }
-    drop(client);
-    let killed = std::process::Command::new("kill")
-        .arg(child.id().to_string())
-        .status();
-    assert!(killed.expect("kill runs").success());
-    assert!(crate::harness::wait_for_exit(&mut child).success());
-}
-
 /// Rejected requests on one connection, with the longest allowed paths.
 fn flood(address: std::net::SocketAddr, requests: usize) {
     let path = "x".repeat(15_000);
@@ -173,153 +135,198 @@ fn flood(address: std::net::SocketAddr, requests: usize) {
     }
 }
 
-#[test]
-fn a_flood_of_rejected_requests_is_rate_limited_in_the_log() {
-    const FLOODS: usize = 4;
-    const REQUESTS: usize = 1000;
-    let mut server = Server::start();
-    let token = server.token();
-    let address = server.address();
-    let started = std::time::Instant::now();
-    let mut adds = Vec::new();
-    std::thread::scope(|scope| {
-        let floods: Vec<_> = (0..FLOODS)
-            .map(|_| scope.spawn(move || flood(address, REQUESTS)))
+/// With requests that only HTTP/1.1 has.
+mod http1 {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_rejected_requests_is_rate_limited_in_the_log() {
+        const FLOODS: usize = 4;
+        const REQUESTS: usize = 1000;
+        let mut server = Server::start();
+        let token = server.token();
+        let address = server.address();
+        let started = std::time::Instant::now();
+        let mut adds = Vec::new();
+        std::thread::scope(|scope| {
+            let floods: Vec<_> = (0..FLOODS)
+                .map(|_| scope.spawn(move || flood(address, REQUESTS)))
+                .collect();
+            let mut client = server.connect();
+            while adds.len() < 200 || floods.iter().any(|flood| !flood.is_finished()) {
+                let body = format!(r#"{{"id":{},"name":"x"}}"#, adds.len());
+                let response = client.add(&token, body.as_bytes());
+                assert_eq!(response.status, 200);
+                adds.push(response.header("x-request-id").expect("an id").to_owned());
+            }
+        });
+        // Requests that are not HTTP, and rejected requests with a valid token.
+        for _ in 0..200 {
+            let mut client = server.connect();
+            client.send("GARBAGE\r\n\r\n");
+            assert_eq!(client.response().error(), 40000);
+        }
+        let limited = run_ok(
+            server.directory(),
+            &["token", "create", "limited", "--rate-limit", "1"],
+        );
+        let mut answered = 0;
+        let mut client = None;
+        for _ in 0..300 {
+            let mut open = client.take().unwrap_or_else(|| server.connect());
+            let response = open.add(limited.trim(), br#"{"id":0,"name":"x"}"#);
+            answered += usize::from(response.status == 200);
+            if response.header("connection") != Some("close") {
+                client = Some(open);
+            }
+        }
+        assert!(server.terminate().success());
+
+        let logged = server.everything_logged();
+        let lines = logged.lines();
+        let lines: Vec<Value> = lines
+            .filter_map(|line| serde_json::from_str(line).ok())
             .collect();
-        let mut client = server.connect();
-        while adds.len() < 200 || floods.iter().any(|flood| !flood.is_finished()) {
-            let body = format!(r#"{{"id":{},"name":"x"}}"#, adds.len());
-            let response = client.add(&token, body.as_bytes());
-            assert_eq!(response.status, 200);
-            adds.push(response.header("x-request-id").expect("an id").to_owned());
+        let with = |test: &dyn Fn(&Value) -> bool| lines.iter().filter(|line| test(line)).count();
+        for id in &adds {
+            assert_eq!(with(&|line| line["request_id"] == id.as_str()), 1, "{id}");
         }
-    });
-    // Requests that are not HTTP, and rejected requests with a valid token.
-    for _ in 0..200 {
+        let rejected = with(&|line| line["status"].as_u64() >= Some(400));
+        let summaries = lines.iter().filter_map(|line| line["count"].as_u64());
+        let (summaries, counts) = (summaries.clone().count(), summaries.sum::<u64>());
+        assert!(summaries >= 1, "{logged}");
+        let rejections = FLOODS * REQUESTS + 200 + 300 - answered;
+        assert_eq!(rejected as u64 + counts, rejections as u64);
+        assert_eq!(
+            with(&|line| line["message"]
+                == "log lines were dropped because the log was not read in time"),
+            0
+        );
+        // 60 MB of requests become at most 100 short lines per second.
+        let seconds = usize::try_from(started.elapsed().as_secs()).expect("a small number");
+        assert!(rejected <= 100 * (seconds + 2), "{rejected}");
+        let longest = logged.lines().filter(|line| line.contains("/flood/"));
+        let longest = longest.map(str::len).max();
+        assert!(longest < Some(1000), "{longest:?}");
+    }
+
+    #[test]
+    fn client_values_are_truncated_and_escaped_in_the_log() {
+        let server = Server::start();
         let mut client = server.connect();
-        client.send("GARBAGE\r\n\r\n");
-        assert_eq!(client.response().error(), 40000);
-    }
-    let limited = run_ok(
-        server.directory(),
-        &["token", "create", "limited", "--rate-limit", "1"],
-    );
-    let mut answered = 0;
-    let mut client = None;
-    for _ in 0..300 {
-        let mut open = client.take().unwrap_or_else(|| server.connect());
-        let response = open.add(limited.trim(), br#"{"id":0,"name":"x"}"#);
-        answered += usize::from(response.status == 200);
-        if response.header("connection") != Some("close") {
-            client = Some(open);
-        }
-    }
-    assert!(server.terminate().success());
-
-    let logged = server.everything_logged();
-    let lines = logged.lines();
-    let lines: Vec<Value> = lines
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect();
-    let with = |test: &dyn Fn(&Value) -> bool| lines.iter().filter(|line| test(line)).count();
-    for id in &adds {
-        assert_eq!(with(&|line| line["request_id"] == id.as_str()), 1, "{id}");
-    }
-    let rejected = with(&|line| line["status"].as_u64() >= Some(400));
-    let summaries = lines.iter().filter_map(|line| line["count"].as_u64());
-    let (summaries, counts) = (summaries.clone().count(), summaries.sum::<u64>());
-    assert!(summaries >= 1, "{logged}");
-    let rejections = FLOODS * REQUESTS + 200 + 300 - answered;
-    assert_eq!(rejected as u64 + counts, rejections as u64);
-    assert_eq!(
-        with(&|line| line["message"]
-            == "log lines were dropped because the log was not read in time"),
-        0
-    );
-    // 60 MB of requests become at most 100 short lines per second.
-    let seconds = usize::try_from(started.elapsed().as_secs()).expect("a small number");
-    assert!(rejected <= 100 * (seconds + 2), "{rejected}");
-    let longest = logged.lines().filter(|line| line.contains("/flood/"));
-    let longest = longest.map(str::len).max();
-    assert!(longest < Some(1000), "{longest:?}");
-}
-
-#[test]
-fn client_values_are_truncated_and_escaped_in_the_log() {
-    let server = Server::start();
-    let mut client = server.connect();
-    let mut logged = |method_and_path: String| {
-        let response = client.request(&method_and_path, "");
-        let id = response.header("x-request-id").expect("an id").to_owned();
-        server.wait_for_line(|line| line["request_id"] == id.as_str())
-    };
-    let line = logged(format!("GET /{}", "x".repeat(255)));
-    assert_eq!(line["path"], format!("/{}", "x".repeat(255)));
-    let line = logged(format!("GET /{}", "x".repeat(256)));
-    assert_eq!(line["path"], format!("/{}…", "x".repeat(255)));
-    // Not within a UTF-8 sequence.
-    let line = logged(format!("GET /{}", "シ".repeat(100)));
-    assert_eq!(line["path"], format!("/{}…", "シ".repeat(85)));
-    let line = logged(format!("{} /plants", "X".repeat(5000)));
-    assert_eq!(line["method"], format!("{}…", "X".repeat(256)));
-
-    let deceptive = "\u{85}\u{9b}31m\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\u{feff}";
-    let line = logged(format!("GET /{deceptive}"));
-    assert_eq!(line["path"], format!("/{deceptive}"));
-    let everything = server.everything_logged();
-    let printed = everything.replace('\n', "");
-    let unprintable = |c: &char| c.is_control() || deceptive.replace("31m", "").contains(*c);
-    assert_eq!(printed.chars().find(unprintable), None, "{everything}");
-    assert!(everything.contains(r"\u202e") && everything.contains(r"\u009b"));
-}
-
-#[test]
-fn client_values_are_escaped_on_a_terminal() {
-    let directory = crate::harness::directory();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = port.local_addr().expect("an address");
-    drop(port);
-    let plain = crate::harness::plantstore(directory.path());
-    let mut command = std::process::Command::new("script");
-    for (name, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
+        let mut logged = |method_and_path: String| {
+            let response = client.request(&method_and_path, "");
+            let id = response.header("x-request-id").expect("an id").to_owned();
+            server.wait_for_line(|line| line["request_id"] == id.as_str())
         };
+        let line = logged(format!("GET /{}", "x".repeat(255)));
+        assert_eq!(line["path"], format!("/{}", "x".repeat(255)));
+        let line = logged(format!("GET /{}", "x".repeat(256)));
+        assert_eq!(line["path"], format!("/{}…", "x".repeat(255)));
+        // Not within a UTF-8 sequence.
+        let line = logged(format!("GET /{}", "シ".repeat(100)));
+        assert_eq!(line["path"], format!("/{}…", "シ".repeat(85)));
+        let line = logged(format!("{} /plants", "X".repeat(5000)));
+        assert_eq!(line["method"], format!("{}…", "X".repeat(256)));
+
+        let deceptive = "\u{85}\u{9b}31m\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\u{feff}";
+        let line = logged(format!("GET /{deceptive}"));
+        assert_eq!(line["path"], format!("/{deceptive}"));
+        let everything = server.everything_logged();
+        let printed = everything.replace('\n', "");
+        let unprintable = |c: &char| c.is_control() || deceptive.replace("31m", "").contains(*c);
+        assert_eq!(printed.chars().find(unprintable), None, "{everything}");
+        assert!(everything.contains(r"\u202e") && everything.contains(r"\u009b"));
     }
-    let serve = format!(
-        "{} serve --listen {address}",
-        plain.get_program().to_str().expect("UTF-8")
-    );
-    // Exits with the server, which `timeout` stops at the latest.
-    let mut child = command
-        .args(["-qefc", &format!("timeout 60 {serve}"), "terminal.out"])
-        .current_dir(directory.path())
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .expect("script runs");
-    let mut client = None;
-    crate::harness::wait_until("it listens", || {
-        client = Client::try_connect(address).ok();
-        client.is_some()
-    });
-    let mut client = client.expect("a connection");
-    let deceptive = "\u{85}\u{9b}31m\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\u{feff}";
-    assert_eq!(
-        client
-            .request(&format!("GET /deceptive{deceptive}"), "")
-            .status,
-        404
-    );
-    let shown = || std::fs::read_to_string(directory.path().join("terminal.out"));
-    let mut text = String::new();
-    crate::harness::wait_until("the line is shown", || {
-        text = shown().unwrap_or_default();
-        text.contains("/deceptive")
-    });
-    let unprintable = |c: &char| deceptive.replace("31m", "").contains(*c);
-    assert_eq!(text.chars().find(unprintable), None, "{text:?}");
-    let _ = child.kill();
-    let _ = child.wait();
+}
+
+/// With servers that are reached directly.
+mod plaintext {
+    use super::*;
+
+    #[test]
+    fn a_log_pipe_that_is_not_read_blocks_neither_requests_nor_the_shutdown() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = port.local_addr().expect("an address");
+        drop(port);
+        let second = crate::harness::directory();
+        let mut child = crate::harness::plantstore(second.path())
+            .args([
+                "serve",
+                "--listen",
+                &address.to_string(),
+                "--idle-timeout",
+                "1s",
+            ])
+            .stderr(std::process::Stdio::piped()) // and never read
+            .spawn()
+            .expect("it starts");
+        let mut client = None;
+        crate::harness::wait_until("it listens", || {
+            client = Client::try_connect(address).ok();
+            client.is_some()
+        });
+        let mut client = client.expect("a connection");
+        // More than the buffer of a pipe.
+        for _ in 0..2000 {
+            assert_eq!(client.request("GET /nothing", "").status, 404);
+        }
+        drop(client);
+        let killed = std::process::Command::new("kill")
+            .arg(child.id().to_string())
+            .status();
+        assert!(killed.expect("kill runs").success());
+        assert!(crate::harness::wait_for_exit(&mut child).success());
+    }
+
+    #[test]
+    fn client_values_are_escaped_on_a_terminal() {
+        let directory = crate::harness::directory();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = port.local_addr().expect("an address");
+        drop(port);
+        let plain = crate::harness::plantstore(directory.path());
+        let mut command = std::process::Command::new("script");
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let serve = format!(
+            "{} serve --listen {address}",
+            plain.get_program().to_str().expect("UTF-8")
+        );
+        // Exits with the server, which `timeout` stops at the latest.
+        let mut child = command
+            .args(["-qefc", &format!("timeout 60 {serve}"), "terminal.out"])
+            .current_dir(directory.path())
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("script runs");
+        let mut client = None;
+        crate::harness::wait_until("it listens", || {
+            client = Client::try_connect(address).ok();
+            client.is_some()
+        });
+        let mut client = client.expect("a connection");
+        let deceptive = "\u{85}\u{9b}31m\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}\u{feff}";
+        assert_eq!(
+            client
+                .request(&format!("GET /deceptive{deceptive}"), "")
+                .status,
+            404
+        );
+        let shown = || std::fs::read_to_string(directory.path().join("terminal.out"));
+        let mut text = String::new();
+        crate::harness::wait_until("the line is shown", || {
+            text = shown().unwrap_or_default();
+            text.contains("/deceptive")
+        });
+        let unprintable = |c: &char| deceptive.replace("31m", "").contains(*c);
+        assert_eq!(text.chars().find(unprintable), None, "{text:?}");
+        let _ = child.kill();
+        let _ = child.wait();
+    }
 }

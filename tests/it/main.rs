@@ -25,6 +25,7 @@ mod first_run;
 mod framing;
 #[allow(dead_code, reason = "the fault suite uses the rest")]
 mod harness;
+mod http2;
 mod import_export;
 mod limits;
 mod list;
@@ -36,5 +37,6 @@ mod packaging;
 mod panics;
 mod postgres;
 mod proxies;
+mod tls;
 mod tokens;
 mod wal_limit;

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
+use crate::harness::transport::Certificate;
 use crate::harness::{
     Client, Server, add_request, directory, plantstore, postgres, run_ok, wait_until,
 };
@@ -475,11 +476,20 @@ fn the_dashboard_uses_existing_metrics_only() {
     assert_eq!(ids.len(), panels.len(), "a panel has an id of its own");
 }
 
+/// A server with TLS has metrics that others do not have.
+fn with_tls(directory: &Path, arguments: &[&str]) -> Server {
+    Certificate::create(directory, "server", 100);
+    let tls = ["--tls-cert", "server.crt", "--tls-key", "server.key"];
+    Server::start_in(directory, &[&tls, arguments].concat())
+}
+
 #[test]
 fn the_alerts_use_existing_metrics_only() {
     let directory = directory();
-    let server = Server::start_in(directory.path(), &["--store", "sqlite:plantstore.db"]);
-    let page = Metrics::of(&server);
+    let page = Metrics::of(&with_tls(
+        directory.path(),
+        &["--store", "sqlite:plantstore.db"],
+    ));
     let names = page.names();
     for name in figures_in(ALERTS) {
         assert!(names.contains(name), "{name}");
@@ -505,7 +515,8 @@ fn the_page_says_what_to_do_about_every_alert() {
 
 #[test]
 fn the_page_lists_every_metric_with_its_type_and_no_other() {
-    let server = Server::start();
+    let directory = directory();
+    let server = with_tls(directory.path(), &[]);
     let listed = PAGE.lines().filter_map(|line| {
         let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
         let name = cells.next()?.trim_matches('`');

@@ -97,19 +97,182 @@ fn a_revocation_is_effective_within_a_second_and_permanent() {
 }
 
 #[test]
-fn names_are_unique_including_revoked_tokens() {
+fn a_name_is_taken_until_its_token_is_revoked() {
     let directory = directory();
     run_ok(directory.path(), &["token", "create", "ci"]);
-    for _ in 0..2 {
-        let output = run(directory.path(), &["token", "create", "ci"]);
-        assert_eq!(output.status.code(), Some(1));
-        assert!(output.stdout.is_empty());
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(error.contains("already"), "{error}");
-        run_ok(directory.path(), &["token", "revoke", "ci"]);
-    }
+    let output = run(directory.path(), &["token", "create", "ci"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        error.contains("already") && error.contains("rotate ci"),
+        "{error}"
+    );
     let output = run(directory.path(), &["token", "revoke", "nobody"]);
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn the_plants_of_a_revoked_token_are_not_taken_for_those_of_the_next_one_of_its_name() {
+    let server = Server::start();
+    let directory = server.directory();
+    for id in 1..=3 {
+        let token = run_ok(directory, &["token", "create", "ci"]);
+        let body = format!(r#"{{"id":{id},"name":"x"}}"#);
+        let response = server.connect().add(token.trim(), body.as_bytes());
+        assert_eq!(response.status, 200);
+        if id < 3 {
+            server.revoke("ci", token.trim());
+        }
+    }
+    let added_by = |id: &str| {
+        let plant = run_ok(directory, &["get", id, "--json"]);
+        let plant: Value = serde_json::from_str(&plant).expect("JSON");
+        plant["added_by"].as_str().expect("a name").to_owned()
+    };
+    let names = ["1", "2", "3"].map(added_by);
+    assert!(names[0].starts_with("ci (revoked 20"), "{names:?}");
+    assert!(names[1].starts_with("ci (revoked 20"), "{names:?}");
+    assert_ne!(names[0], names[1]);
+    assert_eq!(names[2], "ci");
+    assert_eq!(listed(&server, "ci")["state"], "active");
+    assert_eq!(listed(&server, &names[0])["state"], "revoked");
+    run_ok(directory, &["check"]);
+}
+
+#[test]
+fn both_secrets_of_a_rotated_token_are_valid_until_the_overlap_ends() {
+    let mut server = Server::start();
+    let directory = server.directory().to_owned();
+    let old = run_ok(
+        &directory,
+        &["token", "create", "ci", "--rate-limit", "1000"],
+    );
+    let add = |server: &Server, token: &str, id: u32| {
+        let body = format!(r#"{{"id":{id},"name":"x"}}"#);
+        server.connect().add(token.trim(), body.as_bytes())
+    };
+    assert_eq!(add(&server, &old, 1).status, 200);
+    let new = run_ok(&directory, &["token", "rotate", "ci"]);
+    assert_ne!(old, new);
+    assert_eq!(add(&server, &new, 2).status, 200);
+    assert_eq!(add(&server, &old, 3).status, 200);
+    assert_eq!(listed(&server, "ci")["state"], "active");
+    let end = &listed(&server, "ci")["previous_secret"]["expires_at"];
+    assert!(end.is_string(), "{end}");
+    // It is one token, in the log and for its plants.
+    let line = server.wait_for_line(|line| line["status"] == 200);
+    assert_eq!(line["token_name"], "ci");
+    let names = added_within_a_minute(&directory);
+    assert_eq!(names, [1, 2, 3].map(|id| (id, "ci".to_owned())));
+
+    // Another rotation would end a secret that may be in use.
+    let output = run(&directory, &["token", "rotate", "ci"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && error.contains("--force"),
+        "{error}"
+    );
+    assert!(output.stdout.is_empty());
+    let last = run_ok(
+        &directory,
+        &["token", "rotate", "ci", "--force", "--overlap", "0"],
+    );
+    wait_until("the first secret ends", || {
+        add(&server, &old, 1).status == 401
+    });
+    wait_until("the second secret ends", || {
+        add(&server, &new, 1).status == 401
+    });
+    assert_eq!(add(&server, &old, 1).error(), 40101);
+    assert_eq!(add(&server, &new, 1).error(), 40102);
+    assert_eq!(add(&server, &last, 1).status, 200);
+    server.kill();
+    let server = Server::start_in(&directory, &[]);
+    assert_eq!(add(&server, &new, 1).error(), 40102);
+    assert_eq!(add(&server, &last, 1).status, 200);
+    run_ok(&directory, &["check"]);
+}
+
+#[test]
+fn a_rotated_token_is_valid_for_as_long_as_before_or_as_told() {
+    let server = Server::start();
+    let directory = server.directory();
+    run_ok(directory, &["token", "create", "ci", "--expires-in", "90d"]);
+    let days = |name: &str| {
+        let time = |value: &Value| {
+            let time = value.as_str().expect("a time");
+            time.parse::<jiff::Timestamp>().expect("a time")
+        };
+        let token = listed(&server, name);
+        let lifetime = time(&token["expires_at"]).duration_since(time(&token["rotated_at"]));
+        lifetime.as_hours() / 24
+    };
+    run_ok(directory, &["token", "rotate", "ci", "--overlap", "0"]);
+    assert_eq!(days("ci"), 90);
+    let rotate = [
+        "token",
+        "rotate",
+        "ci",
+        "--overlap",
+        "0s",
+        "--expires-in",
+        "7d",
+    ];
+    run_ok(directory, &rotate);
+    assert_eq!(days("ci"), 7);
+    for (name, problem) in [("nobody", "there is no token"), ("gone", "is revoked")] {
+        if name == "gone" {
+            run_ok(directory, &["token", "create", name]);
+            run_ok(directory, &["token", "revoke", name]);
+        }
+        let output = run(directory, &["token", "rotate", name]);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && error.contains(problem),
+            "{error}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn the_history_says_what_was_done_when_and_by_whom() {
+    let server = Server::start();
+    server.token();
+    let directory = server.directory();
+    run_ok(directory, &["token", "create", "ci"]);
+    run_ok(directory, &["token", "rotate", "ci"]);
+    run_ok(directory, &["token", "revoke", "ci"]);
+    run_ok(directory, &["token", "create", "ci"]);
+    let history = run_ok(directory, &["token", "list", "--history", "--json"]);
+    let history: Vec<Value> = history
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let events: Vec<_> = history
+        .iter()
+        .filter_map(|entry| entry["event"].as_str())
+        .collect();
+    assert_eq!(
+        events,
+        [
+            "created", "created", "rotated", "revoked", "renamed", "created"
+        ]
+    );
+    let user = Command::new("id").arg("-un").output();
+    let user = String::from_utf8(user.expect("id runs").stdout).expect("text");
+    for entry in &history {
+        let by = entry["user"].as_str().expect("a user");
+        assert!(by == user.trim() || by.ends_with(" (sudo)"), "{entry}");
+        assert!(
+            entry["at"].is_string() && entry["name"].is_string(),
+            "{entry}"
+        );
+    }
+    let table = run_ok(directory, &["token", "list", "--history"]);
+    assert!(table.starts_with("TIME "), "{table}");
+    assert_eq!(table.lines().count(), 7, "{table}");
 }
 
 #[test]
@@ -304,7 +467,7 @@ fn a_token_is_rejected_as_a_name_and_not_printed() {
     let directory = directory();
     let secret = run_ok(directory.path(), &["token", "create", "ci"]);
     let secret = secret.trim();
-    for command in ["create", "revoke"] {
+    for command in ["create", "rotate", "revoke"] {
         let output = run(directory.path(), &["token", command, secret]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{said}");

@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 
 use crate::plant::Plant;
 use crate::store::error::{Failure, StoreError};
-use crate::store::types::{PlantRecord, TokenId, TokenRecord};
+use crate::store::types::{PlantRecord, PreviousSecret, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 /// The columns that `plant_record` reads.
@@ -41,6 +41,10 @@ pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
         row.get::<_, Option<Timestamp>>(column)
             .map(to_the_millisecond)
     };
+    let previous_digest: Option<&[u8]> = row.get("previous_digest");
+    let previous_digest = previous_digest.map(TryInto::try_into).transpose();
+    let previous_digest = previous_digest.map_err(|_| damaged())?;
+    let previous_secret = previous_digest.zip(time("previous_expires_at"));
     Ok(TokenRecord {
         id: TokenId(row.get("id")),
         name: row.get::<_, &str>("name").into(),
@@ -50,6 +54,11 @@ pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
         expires_at: time("expires_at"),
         revoked_at: time("revoked_at"),
         last_used_at: time("last_used_at"),
+        rotated_at: time("rotated_at"),
+        previous_secret: previous_secret.map(|(digest, expires_at)| PreviousSecret {
+            digest: TokenDigest(digest),
+            expires_at,
+        }),
     })
 }
 

@@ -14,17 +14,21 @@ use crate::store::error::OpenError;
 use crate::store::postgres::Values;
 use crate::store::postgres::session::{Session, classify_connect_error};
 
-pub(in crate::store) const VERSION: i64 = 5;
+pub(in crate::store) const VERSION: i64 = 6;
 
 /// One statement each, which can be run again: not every engine runs two of them in one transaction. The last one inserts `VERSION`.
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 11] = [
     include_str!("../../../migrations/postgres/0001_tokens.sql"),
     include_str!("../../../migrations/postgres/0002_plants.sql"),
     include_str!("../../../migrations/postgres/0003_newest_first.sql"),
     include_str!("../../../migrations/postgres/0004_nodes.sql"),
     include_str!("../../../migrations/postgres/0005_token_events.sql"),
+    include_str!("../../../migrations/postgres/0006_rotated_at.sql"),
+    include_str!("../../../migrations/postgres/0007_previous_digest.sql"),
+    include_str!("../../../migrations/postgres/0008_previous_expires_at.sql"),
+    include_str!("../../../migrations/postgres/0009_by_user.sql"),
     "CREATE TABLE IF NOT EXISTS plantstore.schema_version (version BIGINT PRIMARY KEY)",
-    "INSERT INTO plantstore.schema_version (version) VALUES (5) ON CONFLICT (version) DO NOTHING",
+    "INSERT INTO plantstore.schema_version (version) VALUES (6) ON CONFLICT (version) DO NOTHING",
 ];
 
 const CREATE_SCHEMA: &str = "CREATE SCHEMA IF NOT EXISTS plantstore";
@@ -48,10 +52,15 @@ const TABLES: [&str; 5] = [
 ];
 
 /// Every relation in the schema `plantstore`, and those of an earlier version elsewhere, with how it differs from the table that
-/// plantstore creates, if it does. Further columns are ignored, unless they require a value. One row without a relation if the
-/// schema is empty. The catalogue can be read without any rights on the tables.
+/// plantstore creates, if it does, and the columns of this version that it does not have. Further columns are ignored, unless they
+/// require a value. One row without a relation if the schema is empty. The catalogue can be read without any rights on the tables.
 const RELATIONS: &str = "
-    WITH expected (relation, name, type, is_required, is_unique) AS (VALUES
+    WITH added (relation, name, type) AS (VALUES
+      ('tokens', 'rotated_at', 'timestamp with time zone'),
+      ('tokens', 'previous_digest', 'bytea'),
+      ('tokens', 'previous_expires_at', 'timestamp with time zone'),
+      ('token_events', 'by_user', 'text')
+    ), expected (relation, name, type, is_required, is_unique) AS (VALUES
       ('tokens', 'id', 'bigint', TRUE, TRUE),
       ('tokens', 'name', 'text', TRUE, TRUE),
       ('tokens', 'digest', 'bytea', TRUE, TRUE),
@@ -73,6 +82,7 @@ const RELATIONS: &str = "
       ('token_events', 'event', 'text', TRUE, FALSE),
       ('token_events', 'at', 'timestamp with time zone', TRUE, FALSE),
       ('schema_version', 'version', 'bigint', TRUE, TRUE)
+      UNION ALL SELECT relation, name, type, FALSE, FALSE FROM added
     ), found AS (
       SELECT n.nspname::TEXT AS schema, c.oid, c.relname::TEXT AS relation, c.relkind, c.relpersistence
       FROM pg_catalog.pg_namespace AS n
@@ -89,6 +99,7 @@ const RELATIONS: &str = "
     SELECT schema, relation, string_agg(DISTINCT CASE
         WHEN relkind NOT IN ('r', 'p') THEN 'it is not a table'
         WHEN relpersistence <> 'p' THEN 'it is not logged: a crash would empty it'
+        WHEN a.name IS NULL AND e.name IN (SELECT name FROM added) THEN NULL
         WHEN a.name IS NULL THEN 'it has no column ' || e.name
         WHEN a.type <> e.type THEN 'column ' || e.name || ' is ' || a.type || ' instead of ' || e.type
         WHEN a.is_required AND NOT e.is_required THEN 'column ' || e.name || ' cannot be null'
@@ -102,6 +113,9 @@ const RELATIONS: &str = "
             WHERE attrelid = found.oid AND is_required AND NOT has_default
               AND name NOT IN (SELECT name FROM expected WHERE expected.relation = found.relation)
           )
+      END, ', '),
+      string_agg(DISTINCT CASE
+        WHEN a.name IS NULL AND e.name IN (SELECT name FROM added) THEN 'it has no column ' || e.name
       END, ', ')
     FROM found LEFT JOIN expected AS e USING (relation)
     LEFT JOIN columns AS a ON a.attrelid = found.oid AND a.name = e.name
@@ -116,7 +130,15 @@ struct Found {
 }
 
 /// Relations by schema and name, each with how it differs from the table of plantstore.
-type Schemas = BTreeMap<String, BTreeMap<String, Option<String>>>;
+type Schemas = BTreeMap<String, BTreeMap<String, Difference>>;
+
+#[derive(Default)]
+struct Difference {
+    /// In what all versions have.
+    common: Option<String>,
+    /// In what this version has added.
+    added: Option<String>,
+}
 
 /// Whether this is the first time that this process verifies the tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -153,7 +175,8 @@ pub(super) async fn ensure(session: &Session, schema_check: SchemaCheck) -> Resu
                 return Err(session.must_not_be_used(problem.to_owned()));
             }
             (SchemaCheck::First { create: false }, earlier) => {
-                return Err(not_migrated(earlier.map(|(_, version)| version)));
+                let earlier = earlier.map(|(_, version)| version);
+                return Err(not_migrated(earlier.or(found.version)));
             }
             (_, Some((schema, version))) => move_tables(session, &schema, version).await,
             (_, None) => create_missing_tables(session, found.has_schema).await,
@@ -258,22 +281,33 @@ async fn grants(session: &Session, schema: &str) -> Result<String, OpenError> {
     Ok(row.get::<_, Option<String>>(0).unwrap_or_default())
 }
 
-async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> {
+async fn relations(session: &Session) -> Result<Schemas, OpenError> {
     let rows = session.client.query_typed(RELATIONS, &[]).await;
     let mut schemas = Schemas::new();
     for row in rows.map_err(classify_connect_error(&session.database))? {
         let relations = schemas.entry(row.get(0)).or_default();
         if let Some(name) = row.get(1) {
-            relations.insert(name, row.get(2));
+            let difference = Difference {
+                common: row.get(2),
+                added: row.get(3),
+            };
+            relations.insert(name, difference);
         }
     }
+    Ok(schemas)
+}
+
+async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> {
+    let mut schemas = relations(session).await?;
     let ours = schemas.remove("plantstore");
     let has_schema = ours.is_some();
     let ours = ours.unwrap_or_default();
     let reject = |problem| Err(session.must_not_be_used(problem));
 
     let version = match ours.get("schema_version") {
-        Some(None) => version(session, "plantstore.schema_version").await?,
+        Some(Difference { common: None, .. }) => {
+            version(session, "plantstore.schema_version").await?
+        }
         _ => None,
     };
     if let Some(found) = version.filter(|version| *version > VERSION) {
@@ -286,7 +320,8 @@ async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> 
     let is_current = version == Some(VERSION);
     for name in TABLES {
         let problem = match ours.get(name) {
-            Some(problem) => problem.as_deref(),
+            Some(found) if is_current => found.common.as_deref().or(found.added.as_deref()),
+            Some(found) => found.common.as_deref(),
             None => is_current.then_some("it is missing"),
         };
         if let Some(problem) = problem {
@@ -343,7 +378,8 @@ async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> 
                     ));
                 }
                 for name in &TABLES[..2] {
-                    let problem = tables.get(*name).map(Option::as_deref);
+                    let found = tables.get(*name);
+                    let problem = found.map(|found| found.common.as_deref());
                     if let Some(problem) = problem.unwrap_or(Some("it is missing")) {
                         return reject(format!(
                             "the table {schema}.{name} is not what an earlier plantstore made ({problem}); \

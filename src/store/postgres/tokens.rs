@@ -6,43 +6,108 @@ use tokio_postgres::types::Type;
 
 use crate::store::error::StoreError;
 use crate::store::postgres::{Postgres, Values, rows};
-use crate::store::types::{TokenChanges, TokenEvent, TokenId, TokenRecord};
+use crate::store::types::{
+    TokenChanges, TokenEvent, TokenHistory, TokenId, TokenIndex, TokenRecord,
+};
 
-const SELECT: &str = "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at FROM plantstore.tokens";
+const SELECT: &str =
+    "SELECT id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at,
+    rotated_at, previous_digest, previous_expires_at FROM plantstore.tokens";
 
 const LAST_EVENT: &str = "SELECT coalesce(max(number), 0) FROM plantstore.token_events";
 
 const INSERT: &str = "INSERT INTO plantstore.tokens
-    (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    (id, name, digest, rate_limit, created_at, expires_at, revoked_at, last_used_at, rotated_at, previous_digest, previous_expires_at)
+    VALUES ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+
+/// All that can change of a token. The id is parameter 2.
+const UPDATE: &str = "UPDATE plantstore.tokens SET
+    name = $3, digest = $4, rate_limit = $5, created_at = $6, expires_at = $7, revoked_at = $8, last_used_at = $9, rotated_at = $10,
+    previous_digest = $11, previous_expires_at = $12";
 
 /// A statement that changes a token, returns its id, and records the event if `is_new`, which sees the table as it was before the
-/// statement. Of two that run at the same time, one finds its number taken and is run again: numbers are in the order of the commits.
+/// statement. Parameter 1 is the user. Of two that run at the same time, one finds its number taken and is run again: numbers are in the order of the commits.
 fn recording(event: TokenEvent, change: &str, is_new: &str) -> String {
     let event = event.name();
     format!(
         "WITH changed AS ({change}), recorded AS (
-           INSERT INTO plantstore.token_events (number, token, event, at)
-           SELECT ({LAST_EVENT}) + 1, id, '{event}', now() FROM changed WHERE {is_new}
+           INSERT INTO plantstore.token_events (number, token, event, at, by_user)
+           SELECT ({LAST_EVENT}) + 1, id, '{event}', now(), $1 FROM changed WHERE {is_new}
          )
          SELECT * FROM changed"
     )
 }
 
 impl Postgres {
-    pub(crate) fn create_token(&mut self, token: &TokenRecord) -> Result<bool, StoreError> {
+    pub(crate) fn create_token(
+        &mut self,
+        token: &TokenRecord,
+        user: &str,
+    ) -> Result<bool, StoreError> {
+        let named = self.query(
+            &format!("{SELECT} WHERE name = $1"),
+            &[(&&*token.name, Type::TEXT)],
+        )?;
+        if let Some(other) = named.first() {
+            let other = rows::token_record(other)?;
+            if let Some(name) = other.name_when_replaced() {
+                let name = name.into();
+                self.update_token(&TokenRecord { name, ..other }, TokenEvent::Renamed, user)?;
+            }
+        }
         // The same digest is this very token, stored by an attempt whose response was lost.
         let insert = format!(
             "{INSERT} ON CONFLICT (name) DO UPDATE SET name = excluded.name WHERE tokens.digest = excluded.digest RETURNING id"
         );
-        let is_new = "NOT EXISTS (SELECT 1 FROM plantstore.tokens WHERE digest = $3)";
-        self.insert_token(token, &recording(TokenEvent::Created, &insert, is_new))
+        let is_new = "NOT EXISTS (SELECT 1 FROM plantstore.tokens WHERE digest = $4)";
+        let insert = recording(TokenEvent::Created, &insert, is_new);
+        let id = TokenId::of(&token.digest);
+        self.write_token(token, id, &insert, user)
+    }
+
+    pub(crate) fn rotate_token(
+        &mut self,
+        before: &TokenRecord,
+        rotated: &TokenRecord,
+        user: &str,
+    ) -> Result<bool, StoreError> {
+        debug_assert!(rotated.previous_secret.map(|it| it.digest) == Some(before.digest));
+        // With the new secret it was rotated by an attempt whose response was lost.
+        let update = format!(
+            "{UPDATE} WHERE id = $2 AND digest IN ($11, $4) AND revoked_at IS NULL RETURNING id"
+        );
+        let is_new = "EXISTS (SELECT 1 FROM plantstore.tokens WHERE digest = $11)";
+        let update = recording(TokenEvent::Rotated, &update, is_new);
+        self.write_token(rotated, rotated.id, &update, user)
+    }
+
+    /// Writes what has changed of a token that nobody else changes at the same time but for its last use.
+    fn update_token(
+        &mut self,
+        token: &TokenRecord,
+        event: TokenEvent,
+        user: &str,
+    ) -> Result<bool, StoreError> {
+        let update = format!("{UPDATE} WHERE id = $2 RETURNING id");
+        // An attempt whose response was lost may have changed all of it.
+        let is_new = "EXISTS (SELECT 1 FROM plantstore.tokens WHERE id = $2
+            AND (name <> $3 OR digest <> $4 OR (revoked_at IS NULL AND $8 IS NOT NULL)))";
+        self.write_token(token, token.id, &recording(event, &update, is_new), user)
     }
 
     /// True if the statement returns a row.
-    fn insert_token(&mut self, token: &TokenRecord, sql: &str) -> Result<bool, StoreError> {
+    fn write_token(
+        &mut self,
+        token: &TokenRecord,
+        id: TokenId,
+        sql: &str,
+        user: &str,
+    ) -> Result<bool, StoreError> {
+        let previous = token.previous_secret;
+        let previous_digest = previous.as_ref().map(|secret| secret.digest.0.as_slice());
         let values: &Values<'_> = &[
-            (&TokenId::of(&token.digest).0, Type::INT8),
+            (&user, Type::TEXT),
+            (&id.0, Type::INT8),
             (&&*token.name, Type::TEXT),
             (&token.digest.0.as_slice(), Type::BYTEA),
             (&token.rate_limit.map(i64::from), Type::INT8),
@@ -50,16 +115,28 @@ impl Postgres {
             (&token.expires_at, Type::TIMESTAMPTZ),
             (&token.revoked_at, Type::TIMESTAMPTZ),
             (&token.last_used_at, Type::TIMESTAMPTZ),
+            (&token.rotated_at, Type::TIMESTAMPTZ),
+            (&previous_digest, Type::BYTEA),
+            (&previous.map(|secret| secret.expires_at), Type::TIMESTAMPTZ),
         ];
         Ok(!self.query(sql, values)?.is_empty())
     }
 
-    pub(crate) fn revoke_token(&mut self, name: &str) -> Result<Option<bool>, StoreError> {
+    pub(crate) fn revoke_token(
+        &mut self,
+        name: &str,
+        user: &str,
+    ) -> Result<Option<bool>, StoreError> {
         let now = Timestamp::now();
-        let revoke = "UPDATE plantstore.tokens SET revoked_at = coalesce(revoked_at, $2) WHERE name = $1 RETURNING id, revoked_at";
-        let is_new = "NOT EXISTS (SELECT 1 FROM plantstore.tokens WHERE name = $1 AND revoked_at IS NOT NULL)";
+        let revoke = "UPDATE plantstore.tokens SET revoked_at = coalesce(revoked_at, $3) WHERE name = $2 RETURNING id, revoked_at";
+        let is_new = "NOT EXISTS (SELECT 1 FROM plantstore.tokens WHERE name = $2 AND revoked_at IS NOT NULL)";
         let sql = recording(TokenEvent::Revoked, revoke, is_new);
-        let rows = self.query(&sql, &[(&name, Type::TEXT), (&now, Type::TIMESTAMPTZ)])?;
+        let values: &Values<'_> = &[
+            (&user, Type::TEXT),
+            (&name, Type::TEXT),
+            (&now, Type::TIMESTAMPTZ),
+        ];
+        let rows = self.query(&sql, values)?;
         let revoked_at = rows.first().map(|row| row.get::<_, Timestamp>(1));
         Ok(revoked_at.map(|time| time.as_microsecond() == now.as_microsecond()))
     }
@@ -72,6 +149,18 @@ impl Postgres {
     pub(crate) fn tokens(&mut self) -> Result<Vec<TokenRecord>, StoreError> {
         let rows = self.query(&format!("{SELECT} ORDER BY created_at, id"), &[])?;
         rows.iter().map(rows::token_record).collect()
+    }
+
+    pub(crate) fn token_history(&mut self) -> Result<Vec<TokenHistory>, StoreError> {
+        let sql = "SELECT at, name, event, by_user FROM plantstore.token_events
+                   JOIN plantstore.tokens ON tokens.id = token ORDER BY number";
+        let history = |row: &tokio_postgres::Row| TokenHistory {
+            at: row.get(0),
+            name: row.get::<_, &str>(1).into(),
+            event: row.get(2),
+            user: row.get(3),
+        };
+        Ok(self.query(sql, &[])?.iter().map(history).collect())
     }
 
     pub(crate) fn token_changes(&mut self, since: Option<i64>) -> Result<TokenChanges, StoreError> {
@@ -104,25 +193,36 @@ impl Postgres {
     }
 
     /// A token whose id or name another token has is left out.
-    pub(crate) fn merge_tokens(&mut self, tokens: &[TokenRecord]) -> Result<(), StoreError> {
+    pub(crate) fn merge_tokens(
+        &mut self,
+        tokens: &[TokenRecord],
+        user: &str,
+    ) -> Result<(), StoreError> {
+        let existing = self.tokens()?;
+        let existing = TokenIndex::new(&existing);
+        let note_use = "UPDATE plantstore.tokens SET last_used_at = $2 WHERE id = $1 AND coalesce(last_used_at < $2, TRUE)";
+        let mut new = Vec::new();
+        for token in tokens {
+            let Some(before) = existing.find(token) else {
+                new.push(token);
+                continue;
+            };
+            let merged = before.merged_with(token);
+            if let Some(event) = TokenEvent::of_merge(before, &merged) {
+                self.update_token(&merged, event, user)?;
+            } else if merged.last_used_at > before.last_used_at {
+                let values: &Values<'_> = &[
+                    (&merged.id.0, Type::INT8),
+                    (&merged.last_used_at, Type::TIMESTAMPTZ),
+                ];
+                self.query(note_use, values)?;
+            }
+        }
+        // After those that exist, which may have got other names.
         let insert = format!("{INSERT} ON CONFLICT DO NOTHING RETURNING id");
         let insert = recording(TokenEvent::Copied, &insert, "TRUE");
-        let update = "UPDATE plantstore.tokens SET
-                        revoked_at = CASE WHEN revoked_at < $2 THEN revoked_at ELSE coalesce($2, revoked_at) END,
-                        last_used_at = CASE WHEN last_used_at > $3 THEN last_used_at ELSE coalesce($3, last_used_at) END
-                      WHERE digest = $1
-                      RETURNING id";
-        let is_new = "$2 IS NOT NULL
-                      AND EXISTS (SELECT 1 FROM plantstore.tokens WHERE digest = $1 AND revoked_at IS NULL)";
-        let update = recording(TokenEvent::Revoked, update, is_new);
-        for token in tokens {
-            self.insert_token(token, &insert)?;
-            let values: &Values<'_> = &[
-                (&token.digest.0.as_slice(), Type::BYTEA),
-                (&token.revoked_at, Type::TIMESTAMPTZ),
-                (&token.last_used_at, Type::TIMESTAMPTZ),
-            ];
-            self.query(&update, values)?;
+        for token in new {
+            self.write_token(token, TokenId::of(&token.digest), &insert, user)?;
         }
         Ok(())
     }

@@ -26,15 +26,16 @@ use crate::store::sqlite::wal_check::{Damage, check_wal};
 use crate::store::types::FileSizes;
 
 /// The schema, one step per version. A released step is never changed.
-const MIGRATIONS: [&str; 6] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("../../../migrations/sqlite/0001_plants_and_tokens.sql"),
     include_str!("../../../migrations/sqlite/0002_newest_first.sql"),
     include_str!("../../../migrations/sqlite/0003_batches.sql"),
     include_str!("../../../migrations/sqlite/0004_store.sql"),
     include_str!("../../../migrations/sqlite/0005_batches_table.sql"),
     include_str!("../../../migrations/sqlite/0006_token_events.sql"),
+    include_str!("../../../migrations/sqlite/0007_rotation.sql"),
 ];
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// The first version whose plants have a batch number.
 const VERSION_WITH_BATCHES: u32 = 3;

@@ -5,11 +5,11 @@ use std::sync::LazyLock;
 
 use crc32fast::Hasher;
 use jiff::Timestamp;
-use rusqlite::types::Type;
+use rusqlite::types::{FromSql, Type};
 use rusqlite::{Error, Row, Statement, params};
 
 use crate::plant::{NewPlant, Plant};
-use crate::store::types::{Addition, PlantRecord, TokenId, TokenRecord};
+use crate::store::types::{Addition, PlantRecord, PreviousSecret, TokenId, TokenRecord};
 use crate::token::TokenDigest;
 
 /// `SELECT` with the columns that `plant` reads.
@@ -180,15 +180,29 @@ pub(super) fn token_checksum(token: &TokenRecord) -> i32 {
         hasher.update(&[u8::from(value.is_some())]);
         number(&mut hasher, value.unwrap_or_default());
     }
+    // Rows of older versions have a checksum without it.
+    if let Some(rotated_at) = token.rotated_at {
+        let previous = token.previous_secret;
+        number(&mut hasher, rotated_at.as_millisecond());
+        text(
+            &mut hasher,
+            previous.as_ref().map(|secret| &secret.digest.0[..]),
+        );
+        let expires_at = previous.map_or(0, |secret| secret.expires_at.as_millisecond());
+        number(&mut hasher, expires_at);
+    }
     hasher.finalize().cast_signed()
 }
 
 /// Reads a row of `SELECT *`, and verifies its checksum.
 pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
     let optional_time = |column: &str| -> Result<Option<Timestamp>, Error> {
-        let milliseconds: Option<i64> = row.get(column)?;
+        let milliseconds: Option<i64> = added_column(row, column)?;
         milliseconds.map(time).transpose()
     };
+    let previous_digest: Option<[u8; 32]> = added_column(row, "previous_digest")?;
+    let previous_expires_at = optional_time("previous_expires_at")?;
+    let previous_secret = previous_digest.zip(previous_expires_at);
     let token = TokenRecord {
         id: TokenId(row.get("id")?),
         name: row.get("name")?,
@@ -198,6 +212,11 @@ pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
         expires_at: optional_time("expires_at")?,
         revoked_at: optional_time("revoked_at")?,
         last_used_at: optional_time("last_used_at")?,
+        rotated_at: optional_time("rotated_at")?,
+        previous_secret: previous_secret.map(|(digest, expires_at)| PreviousSecret {
+            digest: TokenDigest(digest),
+            expires_at,
+        }),
     };
     if row.get::<_, i32>("checksum")? != token_checksum(&token) {
         return Err(damaged("the checksum of a token does not match"));
@@ -205,7 +224,15 @@ pub(super) fn token(row: &Row<'_>) -> Result<TokenRecord, Error> {
     Ok(token)
 }
 
-fn time(milliseconds: i64) -> Result<Timestamp, Error> {
+/// None if the column is missing: a backup of an older version is read as it is.
+pub(super) fn added_column<T: FromSql>(row: &Row<'_>, name: &str) -> Result<Option<T>, Error> {
+    match row.get(name) {
+        Err(Error::InvalidColumnName(_)) => Ok(None),
+        value => value,
+    }
+}
+
+pub(super) fn time(milliseconds: i64) -> Result<Timestamp, Error> {
     Timestamp::from_millisecond(milliseconds).map_err(damaged)
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use serde_json::Value;
 
+use super::transport::{Transport, transport};
 use super::{HANG, PATIENCE};
 
 /// One connection.
@@ -142,6 +143,13 @@ impl Client {
         String::from_utf8(bytes).expect("text")
     }
 
+    /// The same for what may not be text.
+    pub fn everything_as_bytes(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = self.stream.read_to_end(&mut bytes);
+        bytes
+    }
+
     /// Whether for this long nothing arrives and the connection stays open.
     pub fn is_silent_for(&mut self, time: Duration) -> bool {
         let stream = self.stream.get_ref();
@@ -174,6 +182,11 @@ impl Response {
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut found = self.headers.iter().filter(|(header, _)| header == name);
         found.next().map(|(_, value)| value.as_str())
+    }
+
+    /// Whether it closes the connection. HTTP/2 has no header for that.
+    pub fn is_last(&self) -> bool {
+        transport() == Transport::Http2 || self.header("connection") == Some("close")
     }
 
     pub fn json(&self) -> Value {

@@ -4,6 +4,7 @@ mod client;
 pub mod clock;
 pub mod postgres;
 pub mod proxy;
+pub mod transport;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -20,6 +21,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub use client::{Client, Response, add_request};
+use transport::{Bridge, Transport, bridge, certificate, transport};
 
 /// The timeout of every wait, far longer than anything takes.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -52,6 +54,10 @@ pub fn plantstore(directory: &Path) -> Command {
         command.env("PLANTSTORE_STORE", store);
     }
     command.env("PLANTSTORE_OPS_LISTEN", "127.0.0.1:0");
+    if transport() != Transport::Plain {
+        command.env("PLANTSTORE_TLS_CERT", &certificate().cert);
+        command.env("PLANTSTORE_TLS_KEY", &certificate().key);
+    }
     command
 }
 
@@ -109,6 +115,7 @@ enum DataDirectory {
 pub struct Server {
     child: Child,
     address: SocketAddr,
+    bridge: Option<Bridge>,
     ops_address: Option<SocketAddr>,
     directory: DataDirectory,
     lines: Receiver<String>,
@@ -219,6 +226,7 @@ impl Server {
         };
         let address = listening["address"].as_str().expect("an address");
         server.address = address.parse().expect("an address");
+        server.bridge = bridge(server.address);
         let ops_address = listening["ops_address"].as_str();
         server.ops_address = ops_address.map(|address| address.parse().expect("an address"));
         Ok(server)
@@ -240,6 +248,7 @@ impl Server {
         Self {
             child,
             address,
+            bridge: bridge(address),
             ops_address: None,
             directory: DataDirectory::Given(directory.to_owned()),
             lines,
@@ -275,8 +284,11 @@ impl Server {
         std::fs::read_to_string(self.directory().join("strace.out")).unwrap_or_default()
     }
 
+    /// Where clients connect to.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.bridge
+            .as_ref()
+            .map_or(self.address, |bridge| bridge.address)
     }
 
     /// The address of the private listener.
@@ -312,7 +324,7 @@ impl Server {
     }
 
     pub fn connect(&self) -> Client {
-        Client::connect(self.address)
+        Client::connect(self.address())
     }
 
     /// Adds a plant with the first token.
@@ -324,6 +336,10 @@ impl Server {
     pub fn add_ok(&self, body: impl AsRef<[u8]>) {
         let response = self.add(body);
         assert_eq!(response.status, 200, "{response:?}");
+    }
+
+    pub fn refuses_connections(&self) -> bool {
+        Client::try_connect(self.address).is_err()
     }
 
     pub fn wait_until_ready(&self) {
@@ -474,7 +490,7 @@ pub fn copy_tokens(from: &Path, to: &Path) {
         return postgres::with_client(&to, async |client| {
             let sql = "INSERT INTO plantstore.tokens SELECT * FROM json_populate_record(NULL::plantstore.tokens, $1::TEXT::JSON)";
             client.execute(sql, &[&token]).await.expect("a copy");
-            let sql = "INSERT INTO plantstore.token_events SELECT 1 + count(*), (SELECT max(id) FROM plantstore.tokens), 'copied', now() FROM plantstore.token_events";
+            let sql = "INSERT INTO plantstore.token_events SELECT 1 + count(*), (SELECT max(id) FROM plantstore.tokens), 'copied', now(), NULL FROM plantstore.token_events";
             client.execute(sql, &[]).await.expect("an event");
         });
     }
@@ -484,8 +500,9 @@ pub fn copy_tokens(from: &Path, to: &Path) {
         .execute("ATTACH ?1 AS elsewhere", [from.to_str()])
         .expect("the other store");
     let copy = "INSERT INTO tokens SELECT 99, name, digest, rate_limit, created_at, expires_at, revoked_at,
-                last_used_at, checksum FROM elsewhere.tokens";
+                last_used_at, checksum, rotated_at, previous_digest, previous_expires_at FROM elsewhere.tokens";
     store.execute(copy, []).expect("a copy");
-    let event = "INSERT INTO token_events SELECT 1 + count(*), 99, 'copied', 0 FROM token_events";
+    let event =
+        "INSERT INTO token_events SELECT 1 + count(*), 99, 'copied', 0, NULL FROM token_events";
     store.execute(event, []).expect("an event");
 }

@@ -317,6 +317,34 @@ fn tables_of_version_4_that_were_moved_are_upgraded() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
+fn a_database_of_version_5_gets_the_columns_of_rotated_tokens() {
+    let directory = directory();
+    let url = url(directory.path());
+    let token = run_ok(directory.path(), &["token", "create", "ci"]);
+    sql(
+        &url,
+        "ALTER TABLE plantstore.tokens DROP COLUMN rotated_at, DROP COLUMN previous_digest, DROP COLUMN previous_expires_at;
+         ALTER TABLE plantstore.token_events DROP COLUMN by_user;
+         UPDATE plantstore.schema_version SET version = 5",
+    );
+    let server = Server::start_in(directory.path(), &[]);
+    assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
+    let rotated = run_ok(directory.path(), &["token", "rotate", "ci"]);
+    for token in [token, rotated] {
+        let response = server.connect().add(token.trim(), BODY);
+        assert_eq!(response.status, 200);
+    }
+    assert_eq!(
+        ask(
+            &url,
+            "SELECT version::TEXT FROM plantstore.schema_version ORDER BY version"
+        ),
+        ["5", "6"]
+    );
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
 fn a_database_with_tables_of_an_older_plantstore_next_to_ours_is_rejected() {
     let directory = directory();
     let url = url(directory.path());

@@ -2,11 +2,9 @@
 //! to `Transfer-Encoding`, a repeated one of either. If a proxy in front disagrees with the service about where a request
 //! ends, a client can hide a second request in the first one; so all of this is rejected here, before hyper reads it.
 
-use hyper::header::{HOST, HeaderValue};
-use hyper::{Request, Version};
 use memchr::memchr;
 
-use crate::http::error::{ApiError, ErrorKind};
+use crate::http::error::ErrorKind;
 
 /// Follows the bytes of a connection, up to a request with a chunked body, which is the last one of its connection.
 #[derive(Default)]
@@ -159,46 +157,6 @@ fn parse_length(digits: &[u8]) -> Result<u64, Rejection> {
             kind: ErrorKind::BodyTooLarge,
             message: "The Content-Length is larger than any limit.",
         })
-}
-
-/// Rejects requests whose host is not certain.
-pub(super) fn check_host<B>(request: &Request<B>) -> Result<(), ApiError> {
-    let reject = |message| Err(ApiError::new(ErrorKind::MalformedRequest, message));
-    let mut hosts = request.headers().get_all(HOST).iter();
-    let host = hosts.next().map(HeaderValue::as_bytes);
-    if hosts.next().is_some() {
-        return reject("The Host header is given more than once; send one.");
-    }
-    match host {
-        None if request.version() > Version::HTTP_10 => return reject("Send a Host header."),
-        Some(host) if !is_host(host) => return reject("The Host header is malformed."),
-        _ => {}
-    }
-    // A target such as http://plants.example/plants has a host of its own.
-    if let (Some(target), Some(host)) = (request.uri().authority(), host)
-        && !target.as_str().as_bytes().eq_ignore_ascii_case(host)
-    {
-        return reject("The host of the request target is not that of the Host header.");
-    }
-    Ok(())
-}
-
-/// A name or an address, with or without a port. The characters are those of RFC 3986.
-fn is_host(host: &[u8]) -> bool {
-    const IS_ALLOWED: [bool; 256] = {
-        let mut is_allowed = [false; 256];
-        let mut byte = b'!';
-        while byte <= b'~' {
-            is_allowed[byte as usize] = byte.is_ascii_alphanumeric()
-                || matches!(
-                    byte,
-                    b'!' | b'$'..=b'.' | b':' | b';' | b'=' | b'[' | b']' | b'_' | b'~'
-                );
-            byte += 1;
-        }
-        is_allowed
-    };
-    !host.is_empty() && host.iter().all(|byte| IS_ALLOWED[usize::from(*byte)])
 }
 
 #[cfg(test)]

@@ -1,0 +1,48 @@
+//! Which user of the operating system runs this process, for the history of tokens.
+
+use std::env;
+use std::fs;
+
+use rustix::process::getuid;
+
+/// The most bytes of a name that are recorded.
+const NAME_LEN_MAX: usize = 64;
+
+/// The name of the user; with sudo that of the user who ran it.
+pub(crate) fn current_user() -> String {
+    let uid = getuid();
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    // A user of a directory service is not in the file.
+    let name = name_of(&passwd, uid.as_raw()).unwrap_or_else(|| format!("uid {}", uid.as_raw()));
+    match env::var("SUDO_USER") {
+        Ok(person) if uid.is_root() && is_plain(&person) => format!("{person} (sudo)"),
+        _ => name,
+    }
+}
+
+fn name_of(passwd: &str, uid: u32) -> Option<String> {
+    let mut users = passwd.lines().map(|line| line.split(':'));
+    users.find_map(|mut fields| {
+        let name = fields.next()?;
+        let is_same = fields.nth(1)?.parse() == Ok(uid);
+        (is_same && is_plain(name)).then(|| name.to_owned())
+    })
+}
+
+fn is_plain(name: &str) -> bool {
+    (1..=NAME_LEN_MAX).contains(&name.len()) && !name.contains(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_found_by_number() {
+        let passwd =
+            "root:x:0:0:root:/root:/bin/bash\nbroken\nann:x:1000:1000::/home/ann:/bin/sh\n";
+        assert_eq!(name_of(passwd, 0).as_deref(), Some("root"));
+        assert_eq!(name_of(passwd, 1000).as_deref(), Some("ann"));
+        assert_eq!(name_of(passwd, 1), None);
+    }
+}

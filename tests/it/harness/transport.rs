@@ -1,0 +1,221 @@
+//! How tests reach the public listener. By default directly; with `TRANSPORT=tls` or `TRANSPORT=http2` every server uses TLS, and
+//! its address is that of a bridge in this process, which encrypts what a test sends, or translates it to HTTP/2. So one text
+//! tests all three.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use hyper::body::Incoming;
+use hyper::header::{CONNECTION, HOST, TRANSFER_ENCODING};
+use hyper::service::service_fn;
+use hyper::{Request, Response, Uri, Version};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::task::AbortHandle;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsConnector, rustls};
+
+use super::clock::Clock;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Plain,
+    Tls,
+    Http2,
+}
+
+pub fn transport() -> Transport {
+    match std::env::var("TRANSPORT").as_deref() {
+        Err(_) | Ok("") => Transport::Plain,
+        Ok("tls") => Transport::Tls,
+        Ok("http2") => Transport::Http2,
+        Ok(other) => panic!("TRANSPORT={other}: expected tls or http2"),
+    }
+}
+
+/// A certificate for 127.0.0.1 and localhost, and its key.
+pub struct Certificate {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Certificate {
+    /// Creates the files in this directory.
+    pub fn create(directory: &Path, name: &str, days: u32) -> Self {
+        Self::create_at("+0", directory, name, days)
+    }
+
+    /// A certificate that was valid for two days, ten days ago.
+    pub fn create_expired(directory: &Path, name: &str) -> Self {
+        Self::create_at("-10d", directory, name, 2)
+    }
+
+    fn create_at(time: &str, directory: &Path, name: &str, days: u32) -> Self {
+        let certificate = Self {
+            cert: directory.join(format!("{name}.crt")),
+            key: directory.join(format!("{name}.key")),
+        };
+        let clock = Clock::new(directory);
+        clock.set(time);
+        let mut openssl = Command::new("openssl");
+        clock.apply_to(&mut openssl);
+        let made = openssl
+            .args(["req", "-x509", "-newkey", "ec", "-nodes", "-pkeyopt"])
+            .args(["ec_paramgen_curve:P-256", "-subj", "/CN=plants"])
+            .args(["-addext", "basicConstraints=critical,CA:FALSE", "-addext"])
+            .args(["subjectAltName=IP:127.0.0.1,DNS:localhost", "-days"])
+            .args([&days.to_string(), "-keyout"])
+            .arg(&certificate.key)
+            .arg("-out")
+            .arg(&certificate.cert)
+            .output()
+            .expect("openssl runs; `make setup` gets it");
+        let errors = String::from_utf8_lossy(&made.stderr);
+        assert!(made.status.success(), "{errors}");
+        certificate
+    }
+
+    /// A client that trusts this certificate only.
+    pub fn client_config(&self, protocols: &[&str]) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        let certificate = CertificateDer::from_pem_file(&self.cert).expect("a certificate");
+        roots.add(certificate).expect("a certificate");
+        let mut config = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let protocols = protocols.iter().map(|name| name.as_bytes().to_vec());
+        config.alpn_protocols = protocols.collect();
+        config
+    }
+}
+
+/// The certificate of all servers with TRANSPORT.
+pub fn certificate() -> &'static Certificate {
+    static CERTIFICATE: OnceLock<(TempDir, Certificate)> = OnceLock::new();
+    let (_, certificate) = CERTIFICATE.get_or_init(|| {
+        let directory = super::directory();
+        let certificate = Certificate::create(directory.path(), "server", 100);
+        (directory, certificate)
+    });
+    certificate
+}
+
+/// Forwards connections until it is dropped.
+pub struct Bridge {
+    pub address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A bridge to a server, unless tests connect directly.
+pub fn bridge(server: SocketAddr) -> Option<Bridge> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    let transport = transport();
+    let protocols = match transport {
+        Transport::Plain => return None,
+        Transport::Tls => ["http/1.1"],
+        Transport::Http2 => ["h2"],
+    };
+    let runtime = RUNTIME.get_or_init(|| Runtime::new().expect("a runtime"));
+    let connector = TlsConnector::from(Arc::new(certificate().client_config(&protocols)));
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"));
+    let listener = listener.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let forward = async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let connector = connector.clone();
+            tokio::spawn(async move {
+                // A server that cannot be reached is one that closes the connection.
+                let Ok(server) = connect(&client, server, &connector).await else {
+                    return;
+                };
+                match transport {
+                    Transport::Http2 => translate(client, server).await,
+                    _ => encrypt(client, server).await,
+                }
+            });
+        }
+    };
+    let task = runtime.spawn(forward).abort_handle();
+    Some(Bridge { address, task })
+}
+
+/// From the address of the client.
+async fn connect(
+    client: &TcpStream,
+    server: SocketAddr,
+    connector: &TlsConnector,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    client.set_nodelay(true)?;
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((client.peer_addr()?.ip(), 0).into())?;
+    let stream = socket.connect(server).await?;
+    stream.set_nodelay(true)?;
+    let name = ServerName::from(server.ip());
+    connector.connect(name, stream).await
+}
+
+async fn encrypt(mut client: TcpStream, mut server: TlsStream<TcpStream>) {
+    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+}
+
+async fn translate(client: TcpStream, server: TlsStream<TcpStream>) {
+    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let Ok((sender, connection)) = builder.handshake(TokioIo::new(server)).await else {
+        return;
+    };
+    let connection = tokio::spawn(connection);
+    let service = service_fn(|request: Request<Incoming>| {
+        let mut sender = sender.clone();
+        async move {
+            sender.ready().await?;
+            let response = sender.send_request(as_http2(request)).await?;
+            Ok::<_, hyper::Error>(as_http1(response))
+        }
+    });
+    let translation = hyper::server::conn::http1::Builder::new()
+        .half_close(true)
+        .auto_date_header(false)
+        .serve_connection(TokioIo::new(client), service);
+    let mut translation = std::pin::pin!(translation);
+    tokio::select! {
+        _ = &mut translation => {}
+        _ = connection => {
+            translation.as_mut().graceful_shutdown();
+            let _ = translation.await;
+        }
+    }
+}
+
+fn as_http2(mut request: Request<Incoming>) -> Request<Incoming> {
+    let host = request.headers_mut().remove(HOST);
+    let host = host.and_then(|host| host.to_str().map(str::to_owned).ok());
+    let mut parts = request.uri().clone().into_parts();
+    parts.scheme = Some("https".parse().expect("a scheme"));
+    parts.authority = host.and_then(|host| host.parse().ok());
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    for name in [CONNECTION, TRANSFER_ENCODING] {
+        request.headers_mut().remove(name);
+    }
+    *request.version_mut() = Version::HTTP_2;
+    request
+}
+
+fn as_http1(mut response: Response<Incoming>) -> Response<Incoming> {
+    *response.version_mut() = Version::HTTP_11;
+    response
+}
