@@ -99,7 +99,11 @@ pub async fn serve<T, F>(
             continue;
         }
         // A later event may have an earlier deadline, but not a shorter timeout.
-        let look_again = deadline.min(now + shortest_timeout(&state));
+        let timeout_min = match going_away_since {
+            Some(_) => GOAWAY_GRACE,
+            None => shortest_timeout(&state),
+        };
+        let look_again = deadline.min(now + timeout_min);
         tokio::select! {
             ended = &mut served => {
                 if let Err(error) = ended {
@@ -118,13 +122,8 @@ pub async fn serve<T, F>(
 
 fn shortest_timeout(state: &AppState) -> Duration {
     let limits = &state.limits;
-    let timeouts = [
-        limits.header_timeout,
-        limits.idle_timeout,
-        limits.request_timeout,
-        GOAWAY_GRACE,
-    ];
-    timeouts.into_iter().min().unwrap_or(GOAWAY_GRACE)
+    let shorter = limits.header_timeout.min(limits.idle_timeout);
+    shorter.min(limits.request_timeout)
 }
 
 /// What the same request would need with HTTP/1.1.

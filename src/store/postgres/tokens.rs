@@ -81,7 +81,7 @@ impl Postgres {
         self.write_token(rotated, rotated.id, &update, user)
     }
 
-    /// Writes what has changed of a token that nobody else changes at the same time but for its last use.
+    /// Writes all columns of a token; a change of another process at the same time is overwritten.
     fn update_token(
         &mut self,
         token: &TokenRecord,
