@@ -122,7 +122,7 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# Attacks and overload while honest clients use the service; writes the tables of docs/security.md. About 15 minutes; ONLY
+# Attacks and overload while honest clients use the service; writes the tables of docs/security.md. About 20 minutes; ONLY
 # selects by name.
 harden: bench-build
 	@scripts/install-missing postgresql
