@@ -10,7 +10,7 @@ CYCLONEDX_VERSION := 0.5.9
 FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer
 
 # Test modules that run against PostgreSQL as well as SQLite.
-ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: packaging::systemd
+ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
 
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
@@ -47,9 +47,10 @@ check: fmt lint docs
 
 # Installs the tools of the tests: curl and sqlite3 (commands in README.md), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
 # (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs),
-# Node.js and Chromium (docs page). The full-disk fault mounts a tmpfs, which needs root or sudo.
+# Node.js and Chromium (docs page), an identity provider (JWTs). The full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
 	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv nodejs npm chromium
+	@tests/oidc/install
 
 fmt:
 	$(CARGO) fmt --check

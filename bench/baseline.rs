@@ -31,7 +31,7 @@ async fn main() -> anyhow::Result<()> {
     let tokens = KnownTokens::start(reader, writer.clone(), Arc::clone(&metrics), timeout, None);
     let runtimes = Runtimes::start(|| AppState {
         writer: writer.for_this_runtime(),
-        tokens: RuntimeTokens::new(&tokens),
+        tokens: RuntimeTokens::new(&tokens, None),
         metrics: metrics.for_runtime(),
         limits: Arc::default(),
         shutdown: Shutdown::default(),

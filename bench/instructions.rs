@@ -53,7 +53,7 @@ fn decode_and_reply(location: &Location, adds: u64) -> anyhow::Result<()> {
     let reader = Store::open(location, Mode::Read)?;
     let tokens = KnownTokens::start(reader, writer.clone(), Arc::clone(&metrics), timeout, None);
     let state = Arc::new(AppState {
-        tokens: RuntimeTokens::new(&tokens),
+        tokens: RuntimeTokens::new(&tokens, None),
         writer,
         metrics: metrics.for_runtime(),
         limits: Arc::default(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use hyper::Uri;
 use hyper::header::HeaderValue;
 use ipnet::IpNet;
 use jiff::{SignedDuration, Span, SpanRelativeTo};
@@ -65,6 +66,21 @@ pub(crate) struct TlsSettings {
 }
 
 #[derive(Debug, Clone, Args)]
+pub(crate) struct OidcSettings {
+    /// URL of an OpenID Connect provider, as in the iss claim of its JWTs, which are accepted like tokens
+    #[arg(long, value_name = "URL", value_parser = issuer)]
+    pub(crate) oidc_issuer: Option<String>,
+
+    /// Audience (aud claim) that JWTs must have
+    #[arg(long, value_name = "AUDIENCE")]
+    pub(crate) oidc_audience: Option<String>,
+
+    /// Scope that JWTs must have, or off
+    #[arg(long, value_name = "SCOPE", default_value = "plants:write", value_parser = scope_or_off)]
+    pub(crate) oidc_scope: ScopeOrOff,
+}
+
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Settings {
     /// Address of the public listener; :8080 means all IPv4 addresses
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = address)]
@@ -118,6 +134,9 @@ pub(crate) struct Settings {
     /// Expect the PROXY protocol, version 2, from the trusted proxies, and no other connections
     #[arg(long)]
     pub(crate) proxy_protocol: bool,
+
+    #[command(flatten)]
+    pub(crate) oidc: OidcSettings,
 
     #[command(flatten)]
     pub(crate) wal: WalSettings,
@@ -206,6 +225,40 @@ fn origin(text: &str) -> Result<HeaderValue, String> {
     origin.ok_or_else(|| {
         "expected an origin such as https://plants.example, without a path".to_owned()
     })
+}
+
+/// The issuer is compared with the one in JWTs, so it is used as it is written.
+fn issuer(text: &str) -> Result<String, String> {
+    if is_secure_url(text) && !text.contains(['@', '?', '#']) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected a URL such as https://login.example; http:// only for 127.0.0.1, [::1] and localhost".to_owned())
+    }
+}
+
+/// True if what is read from the URL cannot be changed on the way: `https`, or this machine.
+pub(crate) fn is_secure_url(text: &str) -> bool {
+    let Ok(url) = text.parse::<Uri>() else {
+        return false;
+    };
+    let is_local = matches!(url.host(), Some("127.0.0.1" | "[::1]" | "localhost"));
+    match url.scheme_str() {
+        Some("https") => url.host().is_some_and(|host| !host.is_empty()),
+        Some("http") => is_local,
+        _ => false,
+    }
+}
+
+pub(crate) type ScopeOrOff = Option<String>;
+
+/// RFC 6749, section 3.3.
+fn scope_or_off(text: &str) -> Result<ScopeOrOff, String> {
+    let is_allowed = |byte: u8| matches!(byte, b'!' | b'#'..=b'[' | b']'..=b'~');
+    match text {
+        "off" => Ok(None),
+        _ if !text.is_empty() && text.bytes().all(is_allowed) => Ok(Some(text.to_owned())),
+        _ => Err("expected one scope such as plants:write, or off".to_owned()),
+    }
 }
 
 /// A network, or a single address.

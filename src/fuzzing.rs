@@ -9,13 +9,13 @@ use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::auth::{KnownTokens, RuntimeTokens};
+use crate::auth::{KnownTokens, RuntimeTokens, verify_jwt};
 use crate::cli::parse_config;
 use crate::formats::{Format, Reader};
 use crate::http::client::Peer;
 use crate::http::connection::ConnectionState;
 use crate::http::error::ErrorKind;
-use crate::http::{AppState, Handled, Limits, RequestContext, decode_request, http1};
+use crate::http::{AppState, Credentials, Handled, Limits, RequestContext, decode_request, http1};
 use crate::metrics::Metrics;
 use crate::plant::oracle::{Verdict, judge};
 use crate::plant::{Invalid, NewPlant};
@@ -27,9 +27,10 @@ use crate::writer::Writer;
 pub type Target = fn(&[u8]);
 
 /// The name of each target is that of its directory in `fuzz/corpus`.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("plant", plant),
     ("credentials", credentials),
+    ("jwt", jwt),
     ("client_address", client_address),
     ("import", import),
     ("configuration", configuration),
@@ -56,12 +57,24 @@ pub fn credentials(bytes: &[u8]) {
     let Ok(value) = hyper::header::HeaderValue::from_bytes(bytes) else {
         return;
     };
-    if let Ok(token) = crate::http::credentials(Some(&value), false) {
+    let parsed = crate::http::credentials(Some(&value), false, false);
+    if let Ok(Credentials::Token(token)) = parsed {
         let text = value.to_str().expect("a token is ASCII");
         assert!(text.ends_with(token.reveal()) || text.trim_end().ends_with(token.reveal()));
         assert_eq!(token.reveal().len(), 42);
         assert!(Token::parse(token.reveal()).is_some());
     }
+}
+
+/// A first line with keys, and a JWT: it is verified with these keys, and it is not accepted with the key of another.
+pub fn jwt(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let (keys, jwt) = text.split_once('\n').unwrap_or(("{}", text));
+    verify_jwt(keys, jwt);
+    let other = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+    assert!(!verify_jwt(other, jwt), "{jwt}");
 }
 
 /// The client has an address in its canonical form, as it is logged; and nothing before what the proxy has added matters.
@@ -172,7 +185,7 @@ impl HttpServer {
         let tokens =
             KnownTokens::start(open(), writer.clone(), Arc::clone(&metrics), timeout, None);
         let state = Arc::new(AppState {
-            tokens: RuntimeTokens::new(&tokens),
+            tokens: RuntimeTokens::new(&tokens, None),
             writer,
             metrics: metrics.for_runtime(),
             shutdown: Shutdown::default(),

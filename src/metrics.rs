@@ -161,6 +161,9 @@ pub struct Metrics {
     pub(crate) token_readings: [Counter; 2],
     /// False after the last reading of the tokens has failed.
     pub(crate) are_tokens_readable: AtomicBool,
+    /// Readings of the keys of the identity provider: successful ones and failed ones.
+    pub(crate) oidc_key_readings: [Counter; 2],
+    pub(crate) oidc_keys: AtomicU64,
     pub(crate) handshakes_failed: Counter,
     /// In seconds since 1970; 0 without TLS.
     pub(crate) certificate_expires_at: AtomicI64,
@@ -189,6 +192,8 @@ impl Metrics {
             tokens: AtomicU64::default(),
             token_readings: Default::default(),
             are_tokens_readable: AtomicBool::new(false),
+            oidc_key_readings: Default::default(),
+            oidc_keys: AtomicU64::default(),
             handshakes_failed: Counter::default(),
             certificate_expires_at: AtomicI64::default(),
         }

@@ -55,12 +55,21 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Parses the name of a token, which needs no quoting in a log or on a command line.
+/// Parses the name of a token that may exist; the subject of an identity provider has a longer one.
+pub(crate) fn parse_existing_name(text: &str) -> Result<String, String> {
+    match Token::parse(text) {
+        Some(_) => {
+            Err("this is a token itself, not the name of a token; keep it secret".to_owned())
+        }
+        None => Ok(text.to_owned()),
+    }
+}
+
+/// Parses the name of a new token, which needs no quoting in a log or on a command line.
 pub(crate) fn parse_name(text: &str) -> Result<String, String> {
+    let text = &parse_existing_name(text)?;
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
-    if Token::parse(text).is_some() {
-        Err("this is a token itself, not the name of a token; keep it secret".to_owned())
-    } else if (1..=64).contains(&text.len()) && text.chars().all(is_allowed) {
+    if (1..=64).contains(&text.len()) && text.chars().all(is_allowed) {
         Ok(text.to_owned())
     } else {
         Err("expected 1 to 64 letters, digits, and . _ @ -".to_owned())
@@ -71,6 +80,14 @@ pub(crate) fn parse_name(text: &str) -> Result<String, String> {
 /// nothing about stored digests.
 #[derive(Clone, Copy, Eq)]
 pub struct TokenDigest(pub [u8; 32]);
+
+impl TokenDigest {
+    /// For a subject of an identity provider, which has no secret here. No token has this digest: a name is not a token.
+    pub(crate) fn of_name(name: &str) -> Self {
+        debug_assert!(Token::parse(name).is_none());
+        Self(Sha256::digest(name).into())
+    }
+}
 
 impl PartialEq for TokenDigest {
     fn eq(&self, other: &Self) -> bool {

@@ -197,6 +197,23 @@ impl KnownTokens {
         find().ok_or(AuthError::UnknownToken)
     }
 
+    /// Finds a subject of the identity provider by its name. One that is not there yet is created.
+    pub(super) async fn find_or_create(&self, name: &str) -> Result<Arc<KnownToken>, AuthError> {
+        let digest = TokenDigest::of_name(name);
+        match self.find(&digest, || Ok(())).await {
+            Err(AuthError::UnknownToken) => {}
+            found => return found,
+        }
+        let created = self.writer.create_token(TokenRecord::new(name, digest));
+        let created = timeout(self.timeout, created).await;
+        if let Err(failure) = created.unwrap_or(Err(Failure::Unavailable)) {
+            AddError::Store(failure).counter(&self.metrics.adds).add(1);
+            let cause = "the subject of the JWT was not recorded".to_owned();
+            return Err(AuthError::Store { failure, cause });
+        }
+        self.find(&digest, || Ok(())).await
+    }
+
     /// Waits for a successful reading that started at most `age_max` before `now`, or for the result of one that started later.
     async fn wait_for_reading(&self, now: Instant, age_max: Duration) -> Result<(), AuthError> {
         let mut last_reading = self.last_reading.subscribe();

@@ -1,15 +1,21 @@
-//! Who may add plants, and how often. Knows no HTTP.
+//! Who may add plants, and how often. Knows nothing of the requests.
 
 mod failures;
 mod known_tokens;
+mod oidc;
 mod rate_limit;
 mod runtime_tokens;
 
 pub use failures::AuthFailures;
 pub(crate) use failures::client_network;
 pub use known_tokens::KnownTokens;
+pub use oidc::IdentityProvider;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use oidc::verify_jwt;
 pub(crate) use rate_limit::Allowance;
 pub use runtime_tokens::RuntimeTokens;
+
+use std::sync::Arc;
 
 use crate::store::{Failure, TokenId};
 
@@ -27,6 +33,13 @@ pub(crate) enum AuthError {
     UnknownToken,
     RevokedToken,
     ExpiredToken,
+    /// The end of a sentence for the client.
+    InvalidJwt(&'static str),
+    ExpiredJwt,
+    /// The JWT does not have this scope.
+    InsufficientScope(Arc<str>),
+    /// The key of the JWT is not known, and could not be read.
+    ProviderUnreachable(String),
     RateLimited(Allowance),
     /// The client has sent too many requests without a valid token.
     TooManyFailures(Allowance),

@@ -7,19 +7,25 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use sha2::{Digest, Sha256};
+
 use crate::auth::known_tokens::{KnownToken, KnownTokens};
+use crate::auth::oidc::{IdentityProvider, Verified};
 use crate::auth::{AuthError, Authorized};
 use crate::token::Token;
 
-/// The most tokens that a runtime remembers, and the longest value of a header: one with more spaces than needed is looked up
-/// every time.
+/// The most tokens that a runtime remembers.
 const ENTRIES_MAX: usize = 1 << 17;
+
+/// The longest value of a header with a token of this service: one with more spaces than needed is looked up every time. JWTs are longer;
+/// of these the digest is remembered.
 const HEADER_LEN_MAX: usize = 64;
 
 /// The map hashes with a random key and compares values only if their hashes are equal, so the response time reveals
 /// nothing about the tokens in it.
 pub struct RuntimeTokens {
     tokens: Arc<KnownTokens>,
+    provider: Option<Arc<IdentityProvider>>,
     entries: Mutex<HashMap<Box<[u8]>, Entry>>,
 }
 
@@ -27,12 +33,15 @@ struct Entry {
     /// A copy of the name in the record: its reference count is used by this runtime only.
     name: Arc<str>,
     token: Arc<KnownToken>,
+    /// If the value is a JWT.
+    jwt: Option<Verified>,
 }
 
 impl RuntimeTokens {
-    pub fn new(tokens: &Arc<KnownTokens>) -> Self {
+    pub fn new(tokens: &Arc<KnownTokens>, provider: Option<Arc<IdentityProvider>>) -> Self {
         Self {
             tokens: Arc::clone(tokens),
+            provider,
             entries: Mutex::default(),
         }
     }
@@ -48,12 +57,21 @@ impl RuntimeTokens {
         if !self.tokens.is_current(now) {
             return None;
         }
+        let digest;
+        let key = if authorization.len() <= HEADER_LEN_MAX {
+            authorization
+        } else {
+            self.provider.as_ref()?;
+            digest = jwt_key(authorization);
+            &digest
+        };
         let entries = self.entries.lock();
-        let entry = entries.get(authorization)?;
-        (!entry.token.is_superseded()).then(|| {
-            *token_name = Some(Arc::clone(&entry.name));
-            entry.token.authorize(&self.tokens)
-        })
+        let entry = entries.get(key)?;
+        if entry.token.is_superseded() || !entry.jwt.is_none_or(|jwt| self.is_jwt_current(jwt)) {
+            return None;
+        }
+        *token_name = Some(Arc::clone(&entry.name));
+        Some(entry.token.authorize(&self.tokens))
     }
 
     /// Authorises a request by the token in its `Authorization` header. Calls `if_unknown` before it waits for the store.
@@ -65,16 +83,59 @@ impl RuntimeTokens {
         if_unknown: impl FnOnce() -> Result<(), AuthError>,
     ) -> Result<Authorized, AuthError> {
         let token = self.tokens.find(&token.digest(), if_unknown).await?;
+        let key = (authorization.len() <= HEADER_LEN_MAX).then_some(authorization);
+        self.remember(key, token, None, token_name)
+    }
+
+    pub(crate) fn accepts_jwts(&self) -> bool {
+        self.provider.is_some()
+    }
+
+    /// Authorises a request by the JWT in its `Authorization` header. Calls `if_unknown` before it verifies the signature.
+    pub(crate) async fn look_up_jwt(
+        &self,
+        authorization: &[u8],
+        jwt: &str,
+        token_name: &mut Option<Arc<str>>,
+        if_unknown: impl FnOnce() -> Result<(), AuthError>,
+    ) -> Result<Authorized, AuthError> {
+        let provider = self.provider.as_ref().ok_or(AuthError::UnknownToken)?;
+        if_unknown()?;
+        let subject = provider.verify(jwt, token_name).await?;
+        let token = self.tokens.find_or_create(&subject.name).await?;
+        let key = jwt_key(authorization);
+        self.remember(Some(&key), token, Some(subject.verified), token_name)
+    }
+
+    fn is_jwt_current(&self, jwt: Verified) -> bool {
+        let provider = self.provider.as_ref();
+        provider.is_some_and(|provider| provider.is_current(jwt))
+    }
+
+    fn remember(
+        &self,
+        key: Option<&[u8]>,
+        token: Arc<KnownToken>,
+        jwt: Option<Verified>,
+        token_name: &mut Option<Arc<str>>,
+    ) -> Result<Authorized, AuthError> {
         let name: Arc<str> = (*token.record.name).into();
         *token_name = Some(Arc::clone(&name));
         let authorized = token.authorize(&self.tokens);
-        if authorization.len() <= HEADER_LEN_MAX {
+        if let Some(key) = key {
             let mut entries = self.entries.lock();
             if entries.len() >= ENTRIES_MAX {
                 entries.clear();
             }
-            entries.insert(authorization.into(), Entry { name, token });
+            entries.insert(key.into(), Entry { name, token, jwt });
         }
         authorized
     }
+}
+
+/// The digest after a byte that no header value has: another client cannot send it.
+fn jwt_key(authorization: &[u8]) -> [u8; 33] {
+    let mut key = [0; 33];
+    key[1..].copy_from_slice(&Sha256::digest(authorization));
+    key
 }

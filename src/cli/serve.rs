@@ -36,6 +36,10 @@ impl Serve {
         if tls.ops_tls && tls.tls_cert.is_none() {
             bail!("--ops-tls needs --tls-cert and --tls-key");
         }
+        let oidc = &self.settings.oidc;
+        if oidc.oidc_issuer.is_some() != oidc.oidc_audience.is_some() {
+            bail!("--oidc-issuer and --oidc-audience need each other");
+        }
         let _log = logging::start(self.settings.log_level);
         // This runtime runs everything except connections, which have threads of their own.
         let runtime = tokio::runtime::Builder::new_current_thread()

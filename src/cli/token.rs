@@ -11,7 +11,7 @@ use crate::cli::open_or_create;
 use crate::cli::terminal::{json_line, print, print_durably, table};
 use crate::config::{StoreSettings, duration, duration_or_zero};
 use crate::store::{Mode, PreviousSecret, Store, TokenHistory, TokenRecord};
-use crate::token::{Token, parse_name};
+use crate::token::{Token, parse_existing_name, parse_name};
 use crate::user::current_user;
 
 #[derive(Debug, Subcommand)]
@@ -94,10 +94,13 @@ pub(super) struct Rotate {
 
 /// Revoke a token permanently; every node rejects it within a second
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  plantstore token revoke ci")]
+#[command(after_help = "\
+Examples:
+  plantstore token revoke ci
+  plantstore token revoke oidc:alice@login.example")]
 pub(super) struct Revoke {
-    /// Name of the token
-    #[arg(value_parser = parse_name)]
+    /// Name of the token, or of a subject of the identity provider
+    #[arg(value_parser = parse_existing_name)]
     name: String,
 
     #[command(flatten)]

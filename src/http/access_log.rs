@@ -148,7 +148,7 @@ pub(super) fn log_rejection(error: &ApiError, client: &str, metrics: &HttpMetric
 fn is_limited(status: u16, token_name: Option<&str>) -> bool {
     match status {
         500.. => false,
-        401 | 429 => true, // a revoked or expired token has a name too
+        401 | 403 | 429 => true, // a token that is not valid may have a name too
         _ => token_name.is_none(),
     }
 }

@@ -26,15 +26,23 @@ pub async fn authenticate(
     let authorized = match (cached, value) {
         (Some(authorized), _) => authorized,
         (None, value) => {
-            let token = match credentials(value, is_repeated) {
-                Ok(token) => token,
+            let credentials = match credentials(value, is_repeated, tokens.accepts_jwts()) {
+                Ok(credentials) => credentials,
                 Err(error) => {
                     count_failure()?;
                     return Err(error);
                 }
             };
             let value = value.map_or(&b""[..], HeaderValue::as_bytes);
-            tokens.look_up(value, &token, name, count_failure).await
+            match credentials {
+                Credentials::Token(token) => {
+                    tokens.look_up(value, &token, name, count_failure).await
+                }
+                Credentials::Jwt(jwt) => {
+                    // Boxed, because most requests do not need the memory.
+                    Box::pin(tokens.look_up_jwt(value, jwt, name, count_failure)).await
+                }
+            }
         }
     };
     if let Err(AuthError::RevokedToken | AuthError::ExpiredToken) = authorized {
@@ -46,10 +54,17 @@ pub async fn authenticate(
     Ok(authorized.token)
 }
 
+pub(crate) enum Credentials<'a> {
+    Token(Token),
+    /// Anything but a token, if JWTs are accepted.
+    Jwt(&'a str),
+}
+
 pub(crate) fn credentials(
     value: Option<&HeaderValue>,
     is_repeated: bool,
-) -> Result<Token, ApiError> {
+    accepts_jwts: bool,
+) -> Result<Credentials<'_>, ApiError> {
     let value = value.ok_or(ErrorKind::MissingCredentials)?;
     if is_repeated {
         return Err(ApiError::new(
@@ -57,7 +72,12 @@ pub(crate) fn credentials(
             "The Authorization header is given more than once; send one.",
         ));
     }
-    Ok(Token::parse(bearer_credentials(value)?).ok_or(ErrorKind::UnknownToken)?)
+    let credentials = bearer_credentials(value)?;
+    match Token::parse(credentials) {
+        Some(token) => Ok(Credentials::Token(token)),
+        None if accepts_jwts => Ok(Credentials::Jwt(credentials)),
+        None => Err(ErrorKind::UnknownToken.into()),
+    }
 }
 
 fn bearer_credentials(value: &HeaderValue) -> Result<&str, ErrorKind> {

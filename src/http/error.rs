@@ -2,6 +2,7 @@
 //! `openapi.yaml` and `docs/errors.md`.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use http_body_util::Full;
 use hyper::header::{ALLOW, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -55,10 +56,12 @@ catalogue! {
         "The Content-Type must be application/json.";
     MissingCredentials = 40100, "there are no bearer credentials",
         "A bearer token is required; send it as `Authorization: Bearer <token>`.";
-    UnknownToken = 40101, "the token is unknown or revoked",
+    UnknownToken = 40101, "the token is unknown, revoked or invalid",
         "The token is unknown or revoked; ask the operator for a new one.";
     ExpiredToken = 40102, "the token has expired",
         "The token has expired; ask the operator for a new one.";
+    InsufficientScope = 40300, "the token of the identity provider does not have the required scope",
+        "The token does not have the required scope; request one with the scope in WWW-Authenticate.";
     NotFound = 40400, "no resource has this path",
         "No resource has this path; add plants with POST /plants.";
     MethodNotAllowed = 40500, "the path does not support this method",
@@ -83,6 +86,8 @@ catalogue! {
         "The store is full and nothing was stored; send the same plant again later, once there is room again.";
     Unavailable = 50303, "the store cannot be reached or used; nothing was stored",
         "The store cannot be reached or used at the moment and nothing was stored; send the same plant again later.";
+    ProviderUnreachable = 50304, "the key of a token of the identity provider cannot be read; nothing was stored",
+        "The identity provider cannot be reached to verify the token, and nothing was stored; send the same plant again later.";
 }
 
 impl ErrorKind {
@@ -132,6 +137,8 @@ pub struct ApiError {
     /// The rate limit that was reached.
     allowance: Option<Allowance>,
     allow: Option<&'static str>,
+    /// The scope that the token does not have.
+    scope: Option<Arc<str>>,
     /// For the log only.
     pub(super) cause: Option<String>,
 }
@@ -149,6 +156,7 @@ impl ApiError {
             retry_after_s,
             allowance: None,
             allow: None,
+            scope: None,
             cause: None,
         }
     }
@@ -172,6 +180,14 @@ impl ApiError {
         let mut headers = json_headers();
         if let Some(challenge) = self.kind.challenge() {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        if let Some(scope) = &self.scope {
+            let challenge = format!(
+                r#"Bearer realm="plantstore", error="insufficient_scope", scope="{scope}""#
+            );
+            let challenge = HeaderValue::try_from(challenge);
+            let challenge = challenge.expect("a scope has printable ASCII characters only");
+            headers.insert(WWW_AUTHENTICATE, challenge);
         }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -209,6 +225,21 @@ impl From<AuthError> for ApiError {
         match error {
             AuthError::UnknownToken | AuthError::RevokedToken => ErrorKind::UnknownToken.into(),
             AuthError::ExpiredToken => ErrorKind::ExpiredToken.into(),
+            AuthError::InvalidJwt(reason) => Self::new(
+                ErrorKind::UnknownToken,
+                format!("The token is not valid: {reason}."),
+            ),
+            AuthError::ExpiredJwt => Self::new(
+                ErrorKind::ExpiredToken,
+                "The token has expired; get a new one from the identity provider.",
+            ),
+            AuthError::InsufficientScope(scope) => Self {
+                scope: Some(scope),
+                ..ErrorKind::InsufficientScope.into()
+            },
+            AuthError::ProviderUnreachable(cause) => {
+                Self::with_cause(ErrorKind::ProviderUnreachable, cause)
+            }
             AuthError::RateLimited(allowance) => {
                 let message = format!(
                     "The token is limited to {} requests per second; \

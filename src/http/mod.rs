@@ -29,7 +29,7 @@ use ipnet::IpNet;
 use access_log::REQUEST_ID;
 pub(crate) use access_log::{log_suppressed, report_suppressed_lines};
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use auth::credentials;
+pub(crate) use auth::{Credentials, credentials};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use create_plant::decode_request;
 pub use create_plant::{plant_response, read_plant};

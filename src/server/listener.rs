@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::auth::{AuthFailures, KnownTokens, RuntimeTokens};
+use crate::auth::{AuthFailures, IdentityProvider, KnownTokens, RuntimeTokens};
 use crate::config::Settings;
 use crate::http::client::Peer;
 use crate::http::connection::ConnectionState;
@@ -57,6 +57,7 @@ impl Connections {
         tls: Option<Arc<Tls>>,
         writer: Writer,
         token_store: Store,
+        provider: Option<Arc<IdentityProvider>>,
         metrics: Arc<Metrics>,
         (phase, shutdown): (watch::Sender<Phase>, Shutdown),
     ) -> anyhow::Result<Self> {
@@ -82,7 +83,7 @@ impl Connections {
         });
         let runtimes = Runtimes::start(|| AppState {
             writer: writer.for_this_runtime(),
-            tokens: RuntimeTokens::new(&tokens),
+            tokens: RuntimeTokens::new(&tokens, provider.clone()),
             metrics: metrics.for_runtime(),
             limits: Arc::clone(&limits),
             shutdown: shutdown.clone(),

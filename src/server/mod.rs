@@ -15,12 +15,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 use tokio_rustls::TlsAcceptor;
 
+use crate::auth::IdentityProvider;
 use crate::config::Settings;
 use crate::http;
 use crate::http::error::ErrorKind;
@@ -68,6 +69,8 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new(ErrorKind::ALL.iter().map(|kind| kind.code())));
     let (tls, certificate_name) = Tls::start(&settings.tls, &metrics)?.unzip();
     let certificate_name = certificate_name.flatten();
+    let provider = IdentityProvider::start(&settings.oidc, &metrics);
+    let provider = provider.map_err(|cause| anyhow!("--oidc-issuer: {cause}"))?;
     let (phase, shutdown) = Shutdown::channel();
     let ops = Ops::new(
         Arc::clone(&metrics),
@@ -123,6 +126,7 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         tls,
         writer,
         tokens,
+        provider,
         metrics,
         (phase, shutdown),
     )?;

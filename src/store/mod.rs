@@ -189,7 +189,8 @@ impl Store {
         on_engine!(self, store => store.probe(is_write_due))
     }
 
-    /// Creates a token; SQLite gives it a shorter id. False if the name is taken by one that is not revoked; a revoked one is renamed.
+    /// Creates a token, unless it exists; SQLite gives it a shorter id. False if the name is taken by another one that is not revoked;
+    /// a revoked one is renamed.
     pub fn create_token(&mut self, token: &TokenRecord, user: &str) -> Result<bool, StoreError> {
         on_engine!(self, store => store.create_token(token, user))
     }

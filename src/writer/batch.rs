@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use crate::plant::Plant;
-use crate::store::{Addition, Failure, Outcome, Store, StoreError, TokenId, chain};
+use crate::store::{Addition, Failure, Outcome, Store, StoreError, TokenId, TokenRecord, chain};
+use crate::user::current_user;
 use crate::writer::AddError;
 use crate::writer::health::{Health, NotReady};
 use crate::writer::queue::{Job, Queue};
@@ -52,6 +54,8 @@ impl InFlight {
 pub(super) struct Batch {
     additions: Vec<Addition>,
     token_uses: Vec<(TokenId, Timestamp)>,
+    /// In transactions of their own.
+    new_tokens: Vec<(Box<TokenRecord>, oneshot::Sender<Result<(), Failure>>)>,
     probe: Option<Arc<()>>,
     bytes: usize,
 }
@@ -90,6 +94,7 @@ impl Batch {
                 replies.push(reply);
             }
             Job::TokenUse(token, used_at) => self.token_uses.push((token, used_at)),
+            Job::CreateToken(token, reply) => self.new_tokens.push((token, reply)),
             Job::Probe(probe) => self.probe = Some(probe),
         }
     }
@@ -105,7 +110,7 @@ impl Batch {
 
     /// Commits the batch and sends the replies. An error means that the store must not be used again.
     pub(super) fn commit(
-        self,
+        mut self,
         queue: &Queue,
         in_flight: &InFlight,
         store: &mut Store,
@@ -114,7 +119,8 @@ impl Batch {
         let is_write_due = self.additions.is_empty()
             && self.probe.is_some()
             && (queue.health.is_write_due() || store.is_disconnected());
-        let result = self.write(store, is_write_due);
+        let created = self.create_tokens(store);
+        let result = created.and_then(|()| self.write(store, is_write_due));
         // Empty if `commit_watchdog` has sent and counted them.
         let replies = in_flight.take_replies();
         let has_written = result.is_ok() && (self.len() > 0 || is_write_due);
@@ -151,6 +157,29 @@ impl Batch {
                 }
             }
         }
+    }
+
+    /// Creates the tokens and replies. An error means that the store must not be used again.
+    fn create_tokens(&mut self, store: &mut Store) -> Result<(), StoreError> {
+        for (token, reply) in self.new_tokens.drain(..) {
+            let created = match store.create_token(&token, &current_user()) {
+                Ok(true) => Ok(()),
+                // Another token has its name.
+                Ok(false) => Err(Failure::Unusable),
+                Err(error) if error.kind == Failure::Fatal => return Err(error),
+                Err(error) => {
+                    let cause = chain(&*error.cause);
+                    tracing::warn!(%error, cause, "a subject of the identity provider was not recorded");
+                    // The plant is not stored, so its outcome is not unknown.
+                    Err(match error.kind {
+                        Failure::Unknown => Failure::Unavailable,
+                        kind => kind,
+                    })
+                }
+            };
+            let _ = reply.send(created);
+        }
+        Ok(())
     }
 
     /// The probe comes first: if it fails, nothing of the batch was stored.

@@ -15,11 +15,11 @@ use std::time::Duration;
 use anyhow::anyhow;
 use jiff::Timestamp;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::metrics::{Adds, Counter, Metrics};
 use crate::plant::{NewPlant, Plant};
-use crate::store::{Addition, Failure, Store, StoreError, TokenId};
+use crate::store::{Addition, Failure, Store, StoreError, TokenId, TokenRecord};
 use crate::writer::batch::{Batch, InFlight};
 use crate::writer::queue::{Job, Queue, WakeUp, commit_watchdog};
 use crate::writer::reply::ReplyDispatcher;
@@ -176,6 +176,16 @@ impl Writer {
             let _ = self.jobs.try_send(Job::TokenUse(token, used_at));
         }
     }
+
+    /// Creates a token with the next batch, unless it exists.
+    pub(crate) async fn create_token(&self, token: TokenRecord) -> Result<(), Failure> {
+        let (reply, created) = oneshot::channel();
+        let job = Job::CreateToken(Box::new(token), reply);
+        if let Err(TrySendError::Full(_)) = self.jobs.try_send(job) {
+            return Err(Failure::Busy);
+        }
+        created.await.unwrap_or(Err(Failure::Unavailable))
+    }
 }
 
 impl WriterThreads {
@@ -247,7 +257,7 @@ mod tests {
     #[tokio::test]
     async fn the_outcome_of_a_stuck_commit_is_unknown_and_what_is_queued_behind_it_is_rejected() {
         let (_release, held) = std::sync::mpsc::channel::<()>();
-        let (taken, is_taken) = tokio::sync::oneshot::channel();
+        let (taken, is_taken) = oneshot::channel();
         let timeout = Duration::from_millis(80);
         let (writer, _threads) = spawn(8, timeout, move |queue, in_flight| {
             let _batch = Batch::gather(queue, in_flight, 0);

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 
 use crate::metrics::Metrics;
-use crate::store::{Addition, Failure, TokenId};
+use crate::store::{Addition, Failure, TokenId, TokenRecord};
 use crate::writer::AddError;
 use crate::writer::batch::InFlight;
 use crate::writer::health::Health;
@@ -25,6 +25,7 @@ const CHECKS_PER_TIMEOUT: u32 = 8;
 pub(super) enum Job {
     Add(Addition, Reply),
     TokenUse(TokenId, Timestamp),
+    CreateToken(Box<TokenRecord>, oneshot::Sender<Result<(), Failure>>),
     /// A probe of the store (`health.rs`). The batch holds the value until its end, so that there is one probe at a time.
     Probe(Arc<()>),
 }
@@ -132,7 +133,8 @@ pub(super) async fn commit_watchdog(queue: Weak<Queue>, reply_timeout: Duration)
                     adds.busy.add(1);
                     Some((reply, Err(AddError::Store(Failure::Busy))))
                 }
-                Job::TokenUse(..) | Job::Probe(_) => None,
+                // A reply that is dropped is a failure.
+                Job::TokenUse(..) | Job::CreateToken(..) | Job::Probe(_) => None,
             }));
         }
     }

@@ -32,6 +32,7 @@ mod list;
 mod logging;
 mod markdown;
 mod monitoring;
+mod oidc;
 mod outage;
 mod packaging;
 mod panics;

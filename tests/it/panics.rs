@@ -38,7 +38,7 @@ fn a_panic_is_50000_and_the_next_request_is_served() {
     let (writer, _thread) = Writer::spawn(vec![open()], 1, timeout, Arc::clone(&metrics));
     let tokens = KnownTokens::start(open(), writer.clone(), Arc::clone(&metrics), timeout, None);
     let state = Arc::new(AppState {
-        tokens: RuntimeTokens::new(&tokens),
+        tokens: RuntimeTokens::new(&tokens, None),
         writer,
         metrics: metrics.for_runtime(),
         limits: Arc::default(),

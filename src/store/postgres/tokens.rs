@@ -50,6 +50,9 @@ impl Postgres {
         )?;
         if let Some(other) = named.first() {
             let other = rows::token_record(other)?;
+            if other.digest == token.digest {
+                return Ok(true);
+            }
             if let Some(name) = other.name_when_replaced() {
                 let name = name.into();
                 self.update_token(&TokenRecord { name, ..other }, TokenEvent::Renamed, user)?;

@@ -19,6 +19,9 @@ impl Sqlite {
     ) -> Result<bool, StoreError> {
         let transaction = begin_write(&mut self.connection)?;
         if let Some(other) = find_named(&transaction, &token.name)? {
+            if other.digest == token.digest {
+                return Ok(true);
+            }
             let Some(name) = other.name_when_replaced() else {
                 return Ok(false);
             };

@@ -1,0 +1,176 @@
+//! The keys of an identity provider (RFC 7517), and the verification of signatures with them.
+
+use jsonwebtoken::crypto::{CryptoProvider, JwtVerifier, KeyUtils};
+use jsonwebtoken::errors::{ErrorKind, new_error};
+use jsonwebtoken::jwk::{
+    AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, KeyOperations, PublicKeyUse,
+};
+use jsonwebtoken::signature::{self, Verifier};
+use jsonwebtoken::{Algorithm, DecodingKey, DecodingKeyKind};
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256, RSA_PSS_2048_8192_SHA256,
+    RsaPublicKeyComponents, UnparsedPublicKey,
+};
+use serde::Deserialize;
+
+const SUPPORTED: [Algorithm; 4] = [
+    Algorithm::RS256,
+    Algorithm::PS256,
+    Algorithm::ES256,
+    Algorithm::EdDSA,
+];
+
+/// More than providers have; a larger set is cut off.
+const KEYS_MAX: usize = 100;
+
+#[derive(Default)]
+pub(super) struct KeySet(Vec<Key>);
+
+struct Key {
+    jwk: Jwk,
+    algorithms: Vec<Algorithm>,
+    decoding_key: DecodingKey,
+}
+
+/// Why a key set has no key for a JWT.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NoKey {
+    Unknown,
+    Ambiguous,
+    OtherAlgorithm,
+    UnsupportedAlgorithm,
+}
+
+/// As in the response of the provider. Keys of unknown types are left out one by one.
+#[derive(Deserialize)]
+pub(super) struct Jwks {
+    keys: Vec<serde_json::Value>,
+}
+
+impl KeySet {
+    pub(super) fn new(jwks: Jwks) -> Self {
+        // Fails after the first time.
+        let _ = RING.install_default();
+        let keys = jwks.keys.into_iter().filter_map(|jwk| {
+            let jwk = serde_json::from_value(jwk).ok()?;
+            Key::new(jwk)
+        });
+        Self(keys.take(KEYS_MAX).collect())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True if every key of the other set is in this one.
+    pub(super) fn contains_all(&self, other: &Self) -> bool {
+        let has = |key: &Key| self.0.iter().any(|ours| ours.jwk == key.jwk);
+        other.0.iter().all(has)
+    }
+
+    /// The algorithm is chosen by the sender of the JWT: only one that the key is for is accepted.
+    pub(super) fn find(
+        &self,
+        kid: Option<&str>,
+        algorithm: Algorithm,
+    ) -> Result<&DecodingKey, NoKey> {
+        if !SUPPORTED.contains(&algorithm) {
+            return Err(NoKey::UnsupportedAlgorithm);
+        }
+        let has_kid = |key: &&Key| kid.is_none() || key.jwk.common.key_id.as_deref() == kid;
+        let mut named = self.0.iter().filter(has_kid).peekable();
+        if named.peek().is_none() {
+            return Err(NoKey::Unknown);
+        }
+        let mut usable = named.filter(|key| key.algorithms.contains(&algorithm));
+        match (usable.next(), usable.next()) {
+            (Some(key), None) => Ok(&key.decoding_key),
+            (Some(_), Some(_)) => Err(NoKey::Ambiguous),
+            (None, _) => Err(NoKey::OtherAlgorithm),
+        }
+    }
+}
+
+impl Key {
+    /// None if it is not a public key for signatures with a supported algorithm.
+    fn new(jwk: Jwk) -> Option<Self> {
+        let by_type: &[Algorithm] = match &jwk.algorithm {
+            AlgorithmParameters::RSA(_) => &[Algorithm::RS256, Algorithm::PS256],
+            AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P256 => {
+                &[Algorithm::ES256]
+            }
+            AlgorithmParameters::OctetKeyPair(key) if key.curve == EllipticCurve::Ed25519 => {
+                &[Algorithm::EdDSA]
+            }
+            // Symmetric keys among others: a key that is published must not be used for HMAC.
+            _ => return None,
+        };
+        let is_allowed = |algorithm: &&Algorithm| match jwk.common.key_algorithm {
+            None => true,
+            Some(only) => KeyAlgorithm::from(**algorithm) == only,
+        };
+        let algorithms: Vec<_> = by_type.iter().filter(is_allowed).copied().collect();
+        let usage = jwk.common.public_key_use.as_ref();
+        let is_for_signatures = usage.is_none_or(|usage| *usage == PublicKeyUse::Signature);
+        let operations = jwk.common.key_operations.as_ref();
+        let can_verify = operations.is_none_or(|all| all.contains(&KeyOperations::Verify));
+        if algorithms.is_empty() || !is_for_signatures || !can_verify {
+            return None;
+        }
+        let decoding_key = DecodingKey::from_jwk(&jwk).ok()?;
+        Some(Self {
+            jwk,
+            algorithms,
+            decoding_key,
+        })
+    }
+}
+
+/// Signatures are verified by *ring*, which TLS uses as well: the crate's own choices are a second C library or a second
+/// implementation of everything.
+static RING: CryptoProvider = CryptoProvider {
+    signer_factory: |_, _| Err(new_error(ErrorKind::UnsupportedAlgorithm)),
+    verifier_factory: |algorithm, key| match algorithm {
+        algorithm if SUPPORTED.contains(algorithm) => Ok(Box::new(RingVerifier {
+            algorithm: *algorithm,
+            key: key.clone(),
+        })),
+        _ => Err(new_error(ErrorKind::UnsupportedAlgorithm)),
+    },
+    key_utils: KeyUtils::new_unimplemented(),
+};
+
+struct RingVerifier {
+    algorithm: Algorithm,
+    key: DecodingKey,
+}
+
+impl JwtVerifier for RingVerifier {
+    fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+}
+
+impl Verifier<Vec<u8>> for RingVerifier {
+    fn verify(&self, message: &[u8], signature: &Vec<u8>) -> Result<(), signature::Error> {
+        use DecodingKeyKind::{RsaModulusExponent, SecretOrDer};
+        let rsa = |n, e, parameters| {
+            let key = RsaPublicKeyComponents { n, e };
+            key.verify(parameters, message, signature)
+        };
+        let verified = match (self.algorithm, self.key.kind()) {
+            (Algorithm::RS256, RsaModulusExponent { n, e }) => {
+                rsa(n, e, &RSA_PKCS1_2048_8192_SHA256)
+            }
+            (Algorithm::PS256, RsaModulusExponent { n, e }) => rsa(n, e, &RSA_PSS_2048_8192_SHA256),
+            (Algorithm::ES256, SecretOrDer(key)) => {
+                UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, key).verify(message, signature)
+            }
+            (Algorithm::EdDSA, SecretOrDer(key)) => {
+                UnparsedPublicKey::new(&ED25519, key).verify(message, signature)
+            }
+            _ => Err(ring::error::Unspecified),
+        };
+        verified.map_err(|_| signature::Error::new())
+    }
+}

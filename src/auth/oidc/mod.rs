@@ -1,0 +1,222 @@
+//! Tokens of an identity provider: JWTs that are verified with its public keys. A task reads the keys every hour, and when a JWT names one
+//! that is not known; keys that were read stay in use while the provider cannot be reached.
+
+mod discovery;
+mod jwt;
+mod keys;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::auth::AuthError;
+use crate::config::OidcSettings;
+use crate::metrics::Metrics;
+use discovery::Discovery;
+use jwt::{Expected, Rejection, VerifiedJwt};
+use keys::KeySet;
+
+/// How often the keys are read: without a reason, after a failure, and at the most, whatever JWTs clients send.
+const READ_INTERVAL: Duration = Duration::from_secs(3600);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+const READ_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long a request waits for a key that is not known.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+pub struct IdentityProvider {
+    expected: Expected,
+    last_reading: watch::Sender<Reading>,
+    next_reading: Notify,
+    /// Counts the times that keys were withdrawn: JWTs that were verified before have to be verified again.
+    withdrawals: AtomicU64,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Clone, Default)]
+struct Reading {
+    /// None before the first.
+    started: Option<Instant>,
+    keys: Arc<KeySet>,
+    failure: Option<Arc<str>>,
+}
+
+/// The subject of a JWT that was verified, and how long it need not be verified again.
+pub(super) struct Subject {
+    pub name: Arc<str>,
+    pub verified: Verified,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Verified {
+    valid_until: Timestamp,
+    withdrawals: u64,
+}
+
+impl IdentityProvider {
+    /// None without a provider. Its keys are read by a task on the current runtime.
+    pub(crate) fn start(
+        settings: &OidcSettings,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Option<Arc<Self>>, String> {
+        let (Some(issuer), Some(audience)) = (&settings.oidc_issuer, &settings.oidc_audience)
+        else {
+            return Ok(None);
+        };
+        let discovery = Discovery::new(issuer)?;
+        let provider = Arc::new(Self {
+            expected: Expected {
+                issuer: issuer.clone(),
+                audience: audience.clone(),
+                scope: settings.oidc_scope.as_deref().map(Arc::from),
+            },
+            last_reading: watch::Sender::default(),
+            next_reading: Notify::new(),
+            withdrawals: AtomicU64::new(0),
+            metrics: Arc::clone(metrics),
+        });
+        tokio::spawn(Arc::clone(&provider).read_keys(discovery));
+        Ok(Some(provider))
+    }
+
+    /// True if a JWT does not have to be verified again.
+    pub(super) fn is_current(&self, verified: Verified) -> bool {
+        verified.withdrawals == self.withdrawals.load(Ordering::Acquire)
+            && Timestamp::now() <= verified.valid_until
+    }
+
+    /// Verifies a JWT, if necessary after waiting until the keys were read again. Sets the name of its subject, also if it is not
+    /// authorised.
+    pub(super) async fn verify(
+        &self,
+        jwt: &str,
+        token_name: &mut Option<Arc<str>>,
+    ) -> Result<Subject, AuthError> {
+        // Before the keys: of those that are withdrawn meanwhile, the JWT is verified again.
+        let withdrawals = self.withdrawals.load(Ordering::Acquire);
+        let keys = Arc::clone(&self.last_reading.borrow().keys);
+        let verified = match jwt::verify(jwt, &keys, &self.expected) {
+            Err(Rejection::UnknownKey) => {
+                let keys = self.wait_for_reading(Instant::now()).await?;
+                jwt::verify(jwt, &keys, &self.expected)
+            }
+            verified => verified,
+        };
+        let VerifiedJwt {
+            name,
+            valid_until,
+            has_scope,
+        } = verified.map_err(|rejection| match rejection {
+            Rejection::UnknownKey => AuthError::InvalidJwt("the provider does not have its key"),
+            Rejection::Invalid(reason) => AuthError::InvalidJwt(reason),
+            Rejection::Expired => AuthError::ExpiredJwt,
+        })?;
+        *token_name = Some(Arc::clone(&name));
+        match &self.expected.scope {
+            Some(scope) if !has_scope => Err(AuthError::InsufficientScope(Arc::clone(scope))),
+            _ => Ok(Subject {
+                name,
+                verified: Verified {
+                    valid_until,
+                    withdrawals,
+                },
+            }),
+        }
+    }
+
+    /// The keys of the next reading. An error if it fails.
+    async fn wait_for_reading(&self, now: Instant) -> Result<Arc<KeySet>, AuthError> {
+        let mut last_reading = self.last_reading.subscribe();
+        self.next_reading.notify_one();
+        // The first one, which has the keys as well, started before the request.
+        let is_first = last_reading.borrow().started.is_none();
+        let next =
+            last_reading.wait_for(|reading| reading.started.is_some_and(|at| is_first || at > now));
+        let cause = match timeout(WAIT_MAX, next).await {
+            Ok(Ok(reading)) => match &reading.failure {
+                None => return Ok(Arc::clone(&reading.keys)),
+                Some(cause) => cause.to_string(),
+            },
+            Ok(Err(_)) => "the server is stopping".to_owned(),
+            Err(_) => format!("the keys were not read within {WAIT_MAX:?}"),
+        };
+        Err(AuthError::ProviderUnreachable(cause))
+    }
+
+    /// The task. It ends with the runtime.
+    async fn read_keys(self: Arc<Self>, discovery: Discovery) {
+        loop {
+            let started = Instant::now();
+            let read = discovery.read_keys().await;
+            let has_failed = read.is_err();
+            self.apply(started, read);
+            let interval = if has_failed {
+                RETRY_INTERVAL
+            } else {
+                READ_INTERVAL
+            };
+            tokio::select! {
+                () = self.next_reading.notified() => sleep_until(started + READ_PAUSE).await,
+                () = sleep(interval) => {}
+            }
+        }
+    }
+
+    fn apply(&self, started: Instant, read: Result<KeySet, String>) {
+        let before = self.last_reading.borrow().clone();
+        let [succeeded, failed] = &self.metrics.oidc_key_readings;
+        let mut reading = Reading {
+            started: Some(started),
+            keys: before.keys,
+            failure: None,
+        };
+        match read {
+            Ok(keys) => {
+                succeeded.add(1);
+                if before.started.is_none() || before.failure.is_some() {
+                    tracing::info!(
+                        keys = keys.len(),
+                        "the keys of the identity provider were read"
+                    );
+                }
+                let is_withdrawn = !keys.contains_all(&reading.keys);
+                reading.keys = Arc::new(keys);
+                let len = reading.keys.len() as u64;
+                self.metrics.oidc_keys.store(len, Ordering::Relaxed);
+                self.last_reading.send_replace(reading);
+                if is_withdrawn {
+                    self.withdrawals.fetch_add(1, Ordering::AcqRel);
+                }
+            }
+            Err(cause) => {
+                failed.add(1);
+                if before.failure.as_deref() != Some(&*cause) {
+                    tracing::warn!(
+                        cause,
+                        "the keys of the identity provider cannot be read; JWTs with known keys are accepted"
+                    );
+                }
+                reading.failure = Some(cause.into());
+                self.last_reading.send_replace(reading);
+            }
+        }
+    }
+}
+
+/// Verifies a JWT with the keys in a JSON text.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn verify_jwt(keys: &str, jwt: &str) -> bool {
+    let Ok(keys) = serde_json::from_str(keys) else {
+        return false;
+    };
+    let expected = Expected {
+        issuer: "https://login.example".to_owned(),
+        audience: "plants".to_owned(),
+        scope: None,
+    };
+    jwt::verify(jwt, &KeySet::new(keys), &expected).is_ok()
+}
