@@ -66,6 +66,10 @@ pub(crate) struct TlsSettings {
 }
 
 #[derive(Debug, Clone, Args)]
+#[expect(
+    clippy::struct_field_names,
+    reason = "the names of the flags follow from them"
+)]
 pub(crate) struct OidcSettings {
     /// URL of an OpenID Connect provider, as in the iss claim of its JWTs, which are accepted like tokens
     #[arg(long, value_name = "URL", value_parser = issuer)]

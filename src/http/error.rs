@@ -128,17 +128,25 @@ impl ErrorKind {
     }
 }
 
+/// What further headers of an error response are about.
+#[derive(Debug)]
+enum Details {
+    None,
+    /// The methods that the path supports.
+    Allow(&'static str),
+    /// The scope that the token does not have.
+    Scope(Arc<str>),
+    /// The rate limit that was reached.
+    RateLimit(Allowance),
+}
+
 /// An error response.
 #[derive(Debug)]
 pub struct ApiError {
     pub(super) kind: ErrorKind,
     message: Cow<'static, str>,
     retry_after_s: Option<u64>,
-    /// The rate limit that was reached.
-    allowance: Option<Allowance>,
-    allow: Option<&'static str>,
-    /// The scope that the token does not have.
-    scope: Option<Arc<str>>,
+    details: Details,
     /// For the log only.
     pub(super) cause: Option<String>,
 }
@@ -154,16 +162,14 @@ impl ApiError {
             kind,
             message: message.into(),
             retry_after_s,
-            allowance: None,
-            allow: None,
-            scope: None,
+            details: Details::None,
             cause: None,
         }
     }
 
     pub(super) fn method_not_allowed(allow: &'static str) -> Self {
         Self {
-            allow: Some(allow),
+            details: Details::Allow(allow),
             ..ErrorKind::MethodNotAllowed.into()
         }
     }
@@ -181,22 +187,23 @@ impl ApiError {
         if let Some(challenge) = self.kind.challenge() {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
-        if let Some(scope) = &self.scope {
-            let challenge = format!(
-                r#"Bearer realm="plantstore", error="insufficient_scope", scope="{scope}""#
-            );
-            let challenge = HeaderValue::try_from(challenge);
-            let challenge = challenge.expect("a scope has printable ASCII characters only");
-            headers.insert(WWW_AUTHENTICATE, challenge);
-        }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if let Some(allowance) = self.allowance {
-            rate_limit::describe(allowance, &mut headers);
-        }
-        if let Some(allow) = self.allow {
-            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        match &self.details {
+            Details::None => {}
+            Details::Allow(methods) => {
+                headers.insert(ALLOW, HeaderValue::from_static(methods));
+            }
+            Details::Scope(scope) => {
+                let challenge = format!(
+                    r#"Bearer realm="plantstore", error="insufficient_scope", scope="{scope}""#
+                );
+                let challenge = HeaderValue::try_from(challenge);
+                let challenge = challenge.expect("a scope has printable ASCII characters only");
+                headers.insert(WWW_AUTHENTICATE, challenge);
+            }
+            Details::RateLimit(allowance) => rate_limit::describe(*allowance, &mut headers),
         }
         headers
     }
@@ -234,7 +241,7 @@ impl From<AuthError> for ApiError {
                 "The token has expired; get a new one from the identity provider.",
             ),
             AuthError::InsufficientScope(scope) => Self {
-                scope: Some(scope),
+                details: Details::Scope(scope),
                 ..ErrorKind::InsufficientScope.into()
             },
             AuthError::ProviderUnreachable(cause) => {
@@ -248,13 +255,13 @@ impl From<AuthError> for ApiError {
                 );
                 Self {
                     retry_after_s: Some(allowance.retry_after_s),
-                    allowance: Some(allowance),
+                    details: Details::RateLimit(allowance),
                     ..Self::new(ErrorKind::TooManyRequests, message)
                 }
             }
             AuthError::TooManyFailures(allowance) => Self {
                 retry_after_s: Some(allowance.retry_after_s),
-                allowance: Some(allowance),
+                details: Details::RateLimit(allowance),
                 ..ErrorKind::TooManyFailures.into()
             },
             AuthError::Store { failure, cause } => Self {

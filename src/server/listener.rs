@@ -57,7 +57,7 @@ impl Connections {
         tls: Option<Arc<Tls>>,
         writer: Writer,
         token_store: Store,
-        provider: Option<Arc<IdentityProvider>>,
+        provider: Option<&Arc<IdentityProvider>>,
         metrics: Arc<Metrics>,
         (phase, shutdown): (watch::Sender<Phase>, Shutdown),
     ) -> anyhow::Result<Self> {
@@ -83,7 +83,7 @@ impl Connections {
         });
         let runtimes = Runtimes::start(|| AppState {
             writer: writer.for_this_runtime(),
-            tokens: RuntimeTokens::new(&tokens, provider.clone()),
+            tokens: RuntimeTokens::new(&tokens, provider.map(Arc::clone)),
             metrics: metrics.for_runtime(),
             limits: Arc::clone(&limits),
             shutdown: shutdown.clone(),

@@ -126,7 +126,7 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         tls,
         writer,
         tokens,
-        provider,
+        provider.as_ref(),
         metrics,
         (phase, shutdown),
     )?;

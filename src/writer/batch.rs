@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
 
 use crate::plant::Plant;
-use crate::store::{Addition, Failure, Outcome, Store, StoreError, TokenId, TokenRecord, chain};
+use crate::store::{Addition, Failure, Outcome, Store, StoreError, TokenId, chain};
 use crate::user::current_user;
 use crate::writer::AddError;
 use crate::writer::health::{Health, NotReady};
-use crate::writer::queue::{Job, Queue};
+use crate::writer::queue::{Job, NewToken, Queue};
 use crate::writer::reply::{Reply, reply_all};
 
 /// The most plants, and approximately the most bytes of them, in one transaction.
@@ -55,7 +54,7 @@ pub(super) struct Batch {
     additions: Vec<Addition>,
     token_uses: Vec<(TokenId, Timestamp)>,
     /// In transactions of their own.
-    new_tokens: Vec<(Box<TokenRecord>, oneshot::Sender<Result<(), Failure>>)>,
+    new_tokens: Vec<Box<NewToken>>,
     probe: Option<Arc<()>>,
     bytes: usize,
 }
@@ -94,7 +93,7 @@ impl Batch {
                 replies.push(reply);
             }
             Job::TokenUse(token, used_at) => self.token_uses.push((token, used_at)),
-            Job::CreateToken(token, reply) => self.new_tokens.push((token, reply)),
+            Job::CreateToken(token) => self.new_tokens.push(token),
             Job::Probe(probe) => self.probe = Some(probe),
         }
     }
@@ -161,8 +160,8 @@ impl Batch {
 
     /// Creates the tokens and replies. An error means that the store must not be used again.
     fn create_tokens(&mut self, store: &mut Store) -> Result<(), StoreError> {
-        for (token, reply) in self.new_tokens.drain(..) {
-            let created = match store.create_token(&token, &current_user()) {
+        for token in self.new_tokens.drain(..) {
+            let created = match store.create_token(&token.record, &current_user()) {
                 Ok(true) => Ok(()),
                 // Another token has its name.
                 Ok(false) => Err(Failure::Unusable),
@@ -177,7 +176,7 @@ impl Batch {
                     })
                 }
             };
-            let _ = reply.send(created);
+            let _ = token.reply.send(created);
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::metrics::{Adds, Counter, Metrics};
 use crate::plant::{NewPlant, Plant};
 use crate::store::{Addition, Failure, Store, StoreError, TokenId, TokenRecord};
 use crate::writer::batch::{Batch, InFlight};
-use crate::writer::queue::{Job, Queue, WakeUp, commit_watchdog};
+use crate::writer::queue::{Job, NewToken, Queue, WakeUp, commit_watchdog};
 use crate::writer::reply::ReplyDispatcher;
 
 pub(crate) use health::HealthCheck;
@@ -178,9 +178,9 @@ impl Writer {
     }
 
     /// Creates a token with the next batch, unless it exists.
-    pub(crate) async fn create_token(&self, token: TokenRecord) -> Result<(), Failure> {
+    pub(crate) async fn create_token(&self, record: TokenRecord) -> Result<(), Failure> {
         let (reply, created) = oneshot::channel();
-        let job = Job::CreateToken(Box::new(token), reply);
+        let job = Job::CreateToken(Box::new(NewToken { record, reply }));
         if let Err(TrySendError::Full(_)) = self.jobs.try_send(job) {
             return Err(Failure::Busy);
         }

@@ -25,9 +25,14 @@ const CHECKS_PER_TIMEOUT: u32 = 8;
 pub(super) enum Job {
     Add(Addition, Reply),
     TokenUse(TokenId, Timestamp),
-    CreateToken(Box<TokenRecord>, oneshot::Sender<Result<(), Failure>>),
+    CreateToken(Box<NewToken>),
     /// A probe of the store (`health.rs`). The batch holds the value until its end, so that there is one probe at a time.
     Probe(Arc<()>),
+}
+
+pub(super) struct NewToken {
+    pub(super) record: TokenRecord,
+    pub(super) reply: oneshot::Sender<Result<(), Failure>>,
 }
 
 /// What the writer threads share: the receiving side of the queue, the batches in flight, health and metrics.

@@ -29,7 +29,7 @@ pub(super) struct KeySet(Vec<Key>);
 struct Key {
     jwk: Jwk,
     algorithms: Vec<Algorithm>,
-    decoding_key: DecodingKey,
+    public: DecodingKey,
 }
 
 /// Why a key set has no key for a JWT.
@@ -84,7 +84,7 @@ impl KeySet {
         }
         let mut usable = named.filter(|key| key.algorithms.contains(&algorithm));
         match (usable.next(), usable.next()) {
-            (Some(key), None) => Ok(&key.decoding_key),
+            (Some(key), None) => Ok(&key.public),
             (Some(_), Some(_)) => Err(NoKey::Ambiguous),
             (None, _) => Err(NoKey::OtherAlgorithm),
         }
@@ -117,11 +117,11 @@ impl Key {
         if algorithms.is_empty() || !is_for_signatures || !can_verify {
             return None;
         }
-        let decoding_key = DecodingKey::from_jwk(&jwk).ok()?;
+        let public = DecodingKey::from_jwk(&jwk).ok()?;
         Some(Self {
             jwk,
             algorithms,
-            decoding_key,
+            public,
         })
     }
 }
