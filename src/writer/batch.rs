@@ -54,7 +54,7 @@ pub(super) struct Batch {
     additions: Vec<Addition>,
     token_uses: Vec<(TokenId, Timestamp)>,
     /// In transactions of their own.
-    new_tokens: Vec<Box<NewToken>>,
+    new_tokens: Vec<NewToken>,
     probe: Option<Arc<()>>,
     bytes: usize,
 }
@@ -93,7 +93,7 @@ impl Batch {
                 replies.push(reply);
             }
             Job::TokenUse(token, used_at) => self.token_uses.push((token, used_at)),
-            Job::CreateToken(token) => self.new_tokens.push(token),
+            Job::CreateToken(token) => self.new_tokens.push(*token),
             Job::Probe(probe) => self.probe = Some(probe),
         }
     }
