@@ -63,7 +63,7 @@ const METRICS: &[Metric] = &[
     ("plantstore_tls_certificate_expiry_timestamp_seconds", "gauge", "When the TLS certificate expires, in seconds since 1970.",
         |ops, _, out| out.values(Some(ops.metrics.certificate_expires_at.load(Ordering::Relaxed)).filter(|at| *at > 0))),
     ("plantstore_oidc_keys", "gauge", "Keys of the identity provider that JWTs are verified with.",
-        |ops, _, out| out.values(ops.settings.oidc.oidc_issuer.is_some().then(|| ops.metrics.oidc_keys.load(Ordering::Relaxed)))),
+        |ops, _, out| out.value(ops.metrics.oidc_keys.load(Ordering::Relaxed))),
     ("plantstore_oidc_key_readings_total", "counter", "Readings of the keys of the identity provider, by result.",
         |ops, _, out| for (result, count) in ["ok", "failed"].iter().zip(&ops.metrics.oidc_key_readings) {
             out.sample(&[("result", result)], count.value());
