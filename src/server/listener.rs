@@ -223,7 +223,7 @@ impl ConnectionStart {
             if !peer.is_trusted_proxy {
                 return Err(io::Error::other("it does not come from a --trusted-proxy"));
             }
-            let client = read_client(&mut stream);
+            let client = Box::pin(read_client(&mut stream));
             if let Some(client) = timeout(state.limits.header_timeout, client).await?? {
                 peer.set_proxied(client);
                 address_slot = limits.address_slot(client);
@@ -236,10 +236,10 @@ impl ConnectionStart {
                 }
             }
         }
+        // Each part in a box: a future has room for all that it may await, and the task that runs it has that room twice.
         match &self.tls {
-            None => http1::serve(stream, state, connection, http::handle).await,
+            None => Box::pin(http1::serve(stream, state, connection, http::handle)).await,
             Some(tls) => {
-                // In a box, so that connections without TLS do not keep room for it.
                 let handshake = Box::pin(tls.accept(stream));
                 let shaken = timeout(self.handshake_timeout, handshake).await;
                 let accepted = shaken.map_err(io::Error::from).flatten();
