@@ -157,8 +157,9 @@ fn jwts_of_each_algorithm_are_accepted_and_the_subject_is_recorded() {
         let jwt = provider.jwt("alice", algorithm);
         let body = format!(r#"{{"id":{id},"name":"Fern"}}"#);
         // The second time without verifying it again.
+        let mut client = server.connect();
         for _ in 0..2 {
-            let response = server.connect().add(&jwt, body.as_bytes());
+            let response = client.add(&jwt, body.as_bytes());
             assert_eq!(response.status, 200, "{algorithm}: {response:?}");
             let line = server.wait_for_line(|line| line["message"] == "request");
             assert_eq!(line["token_name"], *name);
@@ -328,9 +329,11 @@ fn a_verified_jwt_is_rejected_when_it_has_expired() {
     clock.apply_to(&mut command);
     let server = Server::start_command(command, directory.path());
     let jwt = provider.jwt("alice", "ES256");
-    assert_eq!(server.connect().add(&jwt, BODY).status, 200);
+    // One connection, because verified JWTs are remembered by each runtime.
+    let mut client = server.connect();
+    assert_eq!(client.add(&jwt, BODY).status, 200);
     clock.set("+2h");
-    let response = server.connect().add(&jwt, BODY);
+    let response = client.add(&jwt, BODY);
     assert_eq!(response.error(), 40102, "{response:?}");
 }
 
@@ -340,7 +343,9 @@ fn keys_are_read_again_for_an_unknown_kid_but_not_for_each() {
     let directory = directory();
     let server = provider.serve(&directory);
     let old = provider.jwt("alice", "ES256");
-    assert_eq!(server.connect().add(&old, BODY).status, 200);
+    // Of one connection, because verified JWTs are remembered by each runtime.
+    let mut client = server.connect();
+    assert_eq!(client.add(&old, BODY).status, 200);
     let before = key_readings(&server);
 
     provider.stop();
@@ -348,7 +353,7 @@ fn keys_are_read_again_for_an_unknown_kid_but_not_for_each() {
     let new = provider.jwt("alice", "ES256");
     assert_eq!(server.connect().add(&new, BODY).status, 200);
     // It was verified with a key that the provider has withdrawn.
-    assert_eq!(server.connect().add(&old, BODY).error(), 40101);
+    assert_eq!(client.add(&old, BODY).error(), 40101);
 
     // Forty requests wait for the same readings.
     let [_, claims, signature] = parts(&new);
