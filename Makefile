@@ -130,7 +130,7 @@ harden: bench-build
 	tests/harden/run
 
 # Ten million inputs for each fuzz target; adds what they reach to fuzz/corpus and writes the table of docs/security.md. RUNS shortens
-# it. About an hour.
+# it, ONLY selects targets. About an hour.
 fuzz: $(TOOLS)/bin/cargo-fuzz
 	@scripts/install-missing g++ python3
 	fuzz/run

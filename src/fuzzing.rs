@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::auth::{KnownTokens, RuntimeTokens, verify_jwt};
@@ -15,7 +15,9 @@ use crate::formats::{Format, Reader};
 use crate::http::client::Peer;
 use crate::http::connection::ConnectionState;
 use crate::http::error::ErrorKind;
-use crate::http::{AppState, Credentials, Handled, Limits, RequestContext, decode_request, http1};
+use crate::http::{
+    AppState, Credentials, Handled, Limits, RequestContext, decode_request, http1, http2,
+};
 use crate::metrics::Metrics;
 use crate::plant::oracle::{Verdict, judge};
 use crate::plant::{Invalid, NewPlant};
@@ -27,7 +29,7 @@ use crate::writer::Writer;
 pub type Target = fn(&[u8]);
 
 /// The name of each target is that of its directory in `fuzz/corpus`.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("plant", plant),
     ("credentials", credentials),
     ("jwt", jwt),
@@ -36,6 +38,7 @@ pub const TARGETS: [(&str, Target); 8] = [
     ("configuration", configuration),
     ("wal", wal),
     ("http", http),
+    ("http2", http2),
 ];
 
 /// The decoder agrees with an oracle that was written without looking at it.
@@ -150,13 +153,35 @@ pub fn wal(bytes: &[u8]) {
 /// A connection that receives arbitrary bytes in arbitrary pieces: whatever comes back is a sequence of responses, one for each
 /// request that was handled and at most one more, after which the connection is closed.
 pub fn http(bytes: &[u8]) {
-    thread_local! {
-        static SERVER: RefCell<HttpServer> = RefCell::new(HttpServer::start());
-    }
     SERVER.with_borrow(|server| server.receive(bytes));
 }
 
+/// The same after the start of an HTTP/2 connection: it ends, and whatever comes back is a sequence of frames.
+pub fn http2(bytes: &[u8]) {
+    let Some((piece, bytes)) = bytes.split_first() else {
+        return;
+    };
+    // An empty SETTINGS frame follows the preface.
+    let start = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let bytes = [&start[..], bytes].concat();
+    let received = SERVER.with_borrow(|server| {
+        server.exchange(&bytes, *piece, |stream, connection| {
+            http2::serve(stream, Arc::clone(&server.state), connection, decode)
+        })
+    });
+    HANDLED.take();
+    let mut rest = &received[..];
+    while let [high, middle, low, _, _, _, _, _, _, payload @ ..] = rest {
+        let len = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+        let next = payload.get(len..);
+        rest = next.unwrap_or_else(|| panic!("{}", received.escape_ascii()));
+    }
+    assert!(rest.is_empty(), "{}", received.escape_ascii());
+}
+
 thread_local! {
+    static SERVER: RefCell<HttpServer> = RefCell::new(HttpServer::start());
+
     /// For each request that was handled, whether its response has no body.
     static HANDLED: RefCell<Vec<bool>> = const { RefCell::new(Vec::new()) };
 }
@@ -194,19 +219,20 @@ impl HttpServer {
         Self { runtime, state }
     }
 
-    /// The first byte says how long the pieces are, of which there are not many more than `PIECES_MAX`.
-    fn receive(&self, bytes: &[u8]) {
-        let Some((piece, bytes)) = bytes.split_first() else {
-            return;
-        };
-        HANDLED.take();
-        let received = self.runtime.block_on(async {
+    /// Sends the bytes in pieces of this length, of which there are not many more than `PIECES_MAX`. Returns what comes back.
+    fn exchange<F: Future<Output = ()>>(
+        &self,
+        bytes: &[u8],
+        piece: u8,
+        serve: impl FnOnce(DuplexStream, Arc<ConnectionState>) -> F,
+    ) -> Vec<u8> {
+        self.runtime.block_on(async {
             let (server, mut client) = duplex(1 << 16);
             let peer = Peer::new([127, 0, 0, 1].into(), &[]);
             let connection = ConnectionState::new(peer, Arc::default());
-            let serve = http1::serve(server, Arc::clone(&self.state), connection, decode);
+            let serve = serve(server, connection);
             let talk = async {
-                let piece = usize::from(*piece).max(bytes.len() / PIECES_MAX).max(1);
+                let piece = usize::from(piece).max(bytes.len() / PIECES_MAX).max(1);
                 for piece in bytes.chunks(piece) {
                     if client.write_all(piece).await.is_err() {
                         break;
@@ -219,6 +245,17 @@ impl HttpServer {
                 received
             };
             tokio::join!(serve, talk).1
+        })
+    }
+
+    /// The first byte says how long the pieces are.
+    fn receive(&self, bytes: &[u8]) {
+        let Some((piece, bytes)) = bytes.split_first() else {
+            return;
+        };
+        HANDLED.take();
+        let received = self.exchange(bytes, *piece, |stream, connection| {
+            http1::serve(stream, Arc::clone(&self.state), connection, decode)
         });
         let handled = HANDLED.take();
         let mut rest = &received[..];
