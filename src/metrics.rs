@@ -164,6 +164,8 @@ pub struct Metrics {
     /// Readings of the keys of the identity provider: successful ones and failed ones.
     pub(crate) oidc_key_readings: [Counter; 2],
     pub(crate) oidc_keys: AtomicU64,
+    /// JWTs that were valid and those that were not.
+    pub(crate) oidc_verifications: [Counter; 2],
     pub(crate) handshakes_failed: Counter,
     /// In seconds since 1970; 0 without TLS.
     pub(crate) certificate_expires_at: AtomicI64,
@@ -194,6 +196,7 @@ impl Metrics {
             are_tokens_readable: AtomicBool::new(false),
             oidc_key_readings: Default::default(),
             oidc_keys: AtomicU64::default(),
+            oidc_verifications: Default::default(),
             handshakes_failed: Counter::default(),
             certificate_expires_at: AtomicI64::default(),
         }

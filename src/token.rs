@@ -55,6 +55,9 @@ impl fmt::Debug for Token {
     }
 }
 
+/// How the name of a subject of an identity provider starts. No other name has a colon.
+pub(crate) const SUBJECT_PREFIX: &str = "oidc:";
+
 /// Parses the name of a token that may exist; the subject of an identity provider has a longer one.
 pub(crate) fn parse_existing_name(text: &str) -> Result<String, String> {
     match Token::parse(text) {

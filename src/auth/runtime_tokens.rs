@@ -67,7 +67,7 @@ impl RuntimeTokens {
         };
         let entries = self.entries.lock();
         let entry = entries.get(key)?;
-        if entry.token.is_superseded() || !entry.jwt.is_none_or(|jwt| self.is_jwt_current(jwt)) {
+        if !self.is_current(entry) {
             return None;
         }
         *token_name = Some(Arc::clone(&entry.name));
@@ -91,25 +91,28 @@ impl RuntimeTokens {
         self.provider.is_some()
     }
 
-    /// Authorises a request by the JWT in its `Authorization` header. Calls `if_unknown` before it verifies the signature.
+    /// Authorises a request by the JWT in its `Authorization` header. Calls `if_unknown` before it waits for the provider.
     pub(crate) async fn look_up_jwt(
         &self,
         authorization: &[u8],
         jwt: &str,
         token_name: &mut Option<Arc<str>>,
-        if_unknown: impl FnOnce() -> Result<(), AuthError>,
+        if_unknown: impl Fn() -> Result<(), AuthError>,
     ) -> Result<Authorized, AuthError> {
         let provider = self.provider.as_ref().ok_or(AuthError::UnknownToken)?;
-        if_unknown()?;
-        let subject = provider.verify(jwt, token_name).await?;
+        let subject = provider.verify(jwt, token_name, if_unknown).await?;
         let token = self.tokens.find_or_create(&subject.name).await?;
         let key = jwt_key(authorization);
         self.remember(Some(&key), token, Some(subject.verified), token_name)
     }
 
-    fn is_jwt_current(&self, jwt: Verified) -> bool {
-        let provider = self.provider.as_ref();
-        provider.is_some_and(|provider| provider.is_current(jwt))
+    /// False if the token has changed, or a JWT has to be verified again.
+    fn is_current(&self, entry: &Entry) -> bool {
+        let is_jwt_current = |jwt| {
+            let provider = self.provider.as_ref();
+            provider.is_some_and(|provider| provider.is_current(jwt))
+        };
+        !entry.token.is_superseded() && entry.jwt.is_none_or(is_jwt_current)
     }
 
     fn remember(
@@ -125,7 +128,11 @@ impl RuntimeTokens {
         if let Some(key) = key {
             let mut entries = self.entries.lock();
             if entries.len() >= ENTRIES_MAX {
-                entries.clear();
+                entries.retain(|_, entry| self.is_current(entry));
+                // It must not be done again soon.
+                if entries.len() > ENTRIES_MAX / 2 {
+                    entries.clear();
+                }
             }
             entries.insert(key.into(), Entry { name, token, jwt });
         }

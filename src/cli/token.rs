@@ -11,7 +11,7 @@ use crate::cli::open_or_create;
 use crate::cli::terminal::{json_line, print, print_durably, table};
 use crate::config::{StoreSettings, duration, duration_or_zero};
 use crate::store::{Mode, PreviousSecret, Store, TokenHistory, TokenRecord};
-use crate::token::{Token, parse_existing_name, parse_name};
+use crate::token::{SUBJECT_PREFIX, Token, TokenDigest, parse_existing_name, parse_name};
 use crate::user::current_user;
 
 #[derive(Debug, Subcommand)]
@@ -272,9 +272,13 @@ impl List {
 impl Revoke {
     fn run(self) -> anyhow::Result<()> {
         let name = self.name;
-        match Store::open(&self.store.location, Mode::Write)?
-            .revoke_token(&name, &current_user())?
-        {
+        let mut store = Store::open(&self.store.location, Mode::Write)?;
+        if name.starts_with(SUBJECT_PREFIX) && name.contains('@') {
+            // Before its first request there is no record that could be revoked.
+            let subject = TokenRecord::new(&name, TokenDigest::of_name(&name));
+            store.create_token(&subject, &current_user())?;
+        }
+        match store.revoke_token(&name, &current_user())? {
             Some(true) => eprintln!("{name} is revoked"),
             Some(false) => eprintln!("{name} was already revoked"),
             None => {

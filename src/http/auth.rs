@@ -3,7 +3,6 @@
 use hyper::header::AUTHORIZATION;
 use hyper::{HeaderMap, header::HeaderValue};
 
-use crate::auth::AuthError;
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::{AppState, RequestContext};
 use crate::store::TokenId;
@@ -45,7 +44,9 @@ pub async fn authenticate(
             }
         }
     };
-    if let Err(AuthError::RevokedToken | AuthError::ExpiredToken) = authorized {
+    if let Err(error) = &authorized
+        && error.is_failed_authentication()
+    {
         count_failure()?;
     }
     let authorized = authorized?;

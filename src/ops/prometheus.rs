@@ -68,6 +68,10 @@ const METRICS: &[Metric] = &[
         |ops, _, out| for (result, count) in ["ok", "failed"].iter().zip(&ops.metrics.oidc_key_readings) {
             out.sample(&[("result", result)], count.value());
         }),
+    ("plantstore_oidc_verifications_total", "counter", "JWTs that were verified, by result; one that was verified before is not verified again.",
+        |ops, _, out| for (result, count) in ["valid", "invalid"].iter().zip(&ops.metrics.oidc_verifications) {
+            out.sample(&[("result", result)], count.value());
+        }),
     ("plantstore_adds_total", "counter", "Adds by outcome, as reported to the client.",
         |ops, _, out| for (outcome, count) in ops.metrics.adds.by_outcome() {
             out.sample(&[("outcome", outcome)], count.value());

@@ -19,6 +19,9 @@ use crate::writer::reply::{Reply, reply_all};
 const LEN_MAX: usize = 1024;
 const BYTES_MAX: usize = 8 << 20;
 
+/// The most new tokens before it: each has a commit of its own, for which the plants wait.
+const NEW_TOKENS_MAX: usize = 16;
+
 /// From this many concurrent clients on, a batch waits up to `GATHER_TIMEOUT` for half of them: fewer and larger commits
 /// use less CPU time, and while one half is being committed, the requests of the other half are read.
 const GATHER_CLIENTS_MIN: usize = 16;
@@ -104,7 +107,7 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        self.len() >= LEN_MAX || self.bytes >= BYTES_MAX
+        self.len() >= LEN_MAX || self.bytes >= BYTES_MAX || self.new_tokens.len() >= NEW_TOKENS_MAX
     }
 
     /// Commits the batch and sends the replies. An error means that the store must not be used again.

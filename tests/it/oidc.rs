@@ -1,8 +1,11 @@
 //! JWTs of an identity provider: `oidc-provider`, which `make setup` installs, with new keys after each start.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Instant;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
@@ -14,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::harness::clock::Clock;
 use crate::harness::transport::Certificate;
-use crate::harness::{Server, directory, free_port, plantstore, run, run_ok, wait_until};
+use crate::harness::{Response, Server, directory, plantstore, run, run_ok, wait_until};
 
 const AUDIENCE: &str = "https://plants.example";
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
@@ -30,8 +33,7 @@ impl Provider {
     fn start() -> Self {
         let directory = directory();
         Certificate::create(directory.path(), "provider", 2);
-        let port = free_port();
-        let child = Self::spawn(directory.path(), port);
+        let (child, port) = Self::spawn(directory.path(), 0).expect("a free port");
         Self {
             child,
             port,
@@ -39,7 +41,8 @@ impl Provider {
         }
     }
 
-    fn spawn(directory: &Path, port: u16) -> Child {
+    /// None if the port is in use.
+    fn spawn(directory: &Path, port: u16) -> Option<(Child, u16)> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oidc");
         assert!(
             scripts.join("node_modules/stamp").exists(),
@@ -57,9 +60,12 @@ impl Provider {
             .spawn()
             .expect("node runs; `make setup` installs it");
         let output = child.stdout.take().expect("a pipe");
-        let listening = BufReader::new(output).lines().map_while(Result::ok);
-        assert_eq!(listening.take(1).collect::<String>(), "listening");
-        child
+        let mut lines = BufReader::new(output).lines();
+        let Some(Ok(port)) = lines.next() else {
+            child.wait().expect("a child");
+            return None;
+        };
+        Some((child, port.parse().expect("a port")))
     }
 
     fn stop(&mut self) {
@@ -69,7 +75,11 @@ impl Provider {
 
     /// Starts it again, with other keys.
     fn start_again(&mut self) {
-        self.child = Self::spawn(self.directory.path(), self.port);
+        // Another test may use the port for a connection.
+        wait_until("the port is free", || {
+            let started = Self::spawn(self.directory.path(), self.port);
+            started.map(|(child, _)| self.child = child).is_some()
+        });
     }
 
     fn url(&self) -> String {
@@ -138,13 +148,34 @@ fn parts(jwt: &str) -> [&str; 3] {
     parts.try_into().expect("three parts")
 }
 
-fn key_readings(server: &Server) -> u64 {
+/// The sum over all labels.
+fn metric(server: &Server, name: &str) -> u64 {
     let metrics = server.ask("/metrics").body;
     let counts = metrics.lines().filter_map(|line| {
-        let rest = line.strip_prefix("plantstore_oidc_key_readings_total")?;
+        let rest = line.strip_prefix(name)?;
         rest.split(' ').nth(1)?.parse::<u64>().ok()
     });
     counts.sum()
+}
+
+fn key_readings(server: &Server) -> u64 {
+    metric(server, "plantstore_oidc_key_readings_total")
+}
+
+fn verifications(server: &Server) -> u64 {
+    metric(server, "plantstore_oidc_verifications_total")
+}
+
+/// The response to a JWT whose key may not have been read yet.
+fn add_when_key_is_read(server: &Server, jwt: &str) -> Response {
+    let mut last = None;
+    wait_until("the provider is reached", || {
+        let response = server.connect().add(jwt, BODY);
+        let is_read = ![429, 503].contains(&response.status);
+        last = Some(response);
+        is_read
+    });
+    last.expect("a response")
 }
 
 #[test]
@@ -164,15 +195,18 @@ fn jwts_of_each_algorithm_are_accepted_and_the_subject_is_recorded() {
             let line = server.wait_for_line(|line| line["message"] == "request");
             assert_eq!(line["token_name"], *name);
         }
+        assert_eq!(verifications(&server), id as u64 + 1);
         let plant = run_ok(directory.path(), &["get", &id.to_string()]);
         assert!(plant.contains(&name), "{plant}");
     }
     let tokens = run_ok(directory.path(), &["token", "list", "--history", "--json"]);
     assert_eq!(tokens.matches(&*name).count(), 1, "{tokens}");
+    // The same scope in other claims. Another plant has the id.
     let other = provider.jwt("list", "ES256");
-    let response = server.connect().add(&other, BODY);
-    assert_eq!(response.status, 400, "id 1 is another plant: {response:?}");
-    assert_eq!(response.error(), 40009);
+    for jwt in [&other, &provider.jwt("program", "ES256")] {
+        let response = server.connect().add(jwt, BODY);
+        assert_eq!(response.error(), 40009, "{response:?}");
+    }
 
     // Tokens of the service are accepted as before, and a subject can be revoked like them.
     assert_eq!(server.add(br#"{"id":9,"name":"Fern"}"#).status, 200);
@@ -182,6 +216,55 @@ fn jwts_of_each_algorithm_are_accepted_and_the_subject_is_recorded() {
     let new = provider.jwt("alice", "RS256");
     assert_eq!(server.connect().add(&new, BODY).error(), 40101);
     assert_eq!(server.connect().add(&other, BODY).error(), 40009);
+
+    // Also one that has not sent a request yet.
+    let name = format!("oidc:bob@127.0.0.1:{}", provider.port);
+    run_ok(directory.path(), &["token", "revoke", &name]);
+    let bob = provider.jwt("bob", "RS256");
+    wait_until("the subject is rejected", || {
+        server.connect().add(&bob, b"{}").error() == 40101
+    });
+}
+
+#[test]
+fn jwts_of_a_new_subject_that_arrive_at_the_same_time_are_accepted() {
+    let provider = Provider::start();
+    let directory = directory();
+    let server = provider.serve(&directory);
+    let jwt = provider.jwt("alice", "ES256");
+    let clients: Vec<_> = (0..32)
+        .map(|id| {
+            let mut client = server.connect();
+            let body = format!(r#"{{"id":{id},"name":"Fern"}}"#);
+            client.send_add(&jwt, body.as_bytes());
+            client
+        })
+        .collect();
+    for mut client in clients {
+        let response = client.response();
+        assert_eq!(response.status, 200, "{response:?}");
+    }
+    let history = run_ok(directory.path(), &["token", "list", "--history", "--json"]);
+    assert_eq!(history.matches("oidc:alice").count(), 1, "{history}");
+}
+
+#[test]
+fn invalid_jwts_count_as_failed_authentication_and_valid_ones_do_not() {
+    let provider = Provider::start();
+    let directory = directory();
+    let mut command = provider.server_command(directory.path());
+    command.args(["--auth-failure-limit", "1"]);
+    let server = Server::start_command(command, directory.path());
+    let expired = provider.jwt("expired", "ES256");
+    wait_until("the limit is reached", || {
+        let response = server.connect().add(&expired, BODY);
+        assert!([401, 429].contains(&response.status), "{response:?}");
+        response.status == 429
+    });
+    for _ in 0..3 {
+        let jwt = provider.jwt("alice", "ES256");
+        assert_eq!(server.connect().add(&jwt, BODY).status, 200);
+    }
 }
 
 #[test]
@@ -315,7 +398,8 @@ fn forged_jwts_are_rejected() {
         assert_eq!(response.error(), 40101, "{jwt}: {response:?}");
     }
     assert_eq!(server.plants(), []);
-    assert_eq!(key_readings(&server), before, "all of them name known keys");
+    let readings = key_readings(&server) - before;
+    assert!(readings <= 1, "only one of them does not name a known key");
     assert_eq!(server.connect().add(&jwt, BODY).status, 200);
 }
 
@@ -346,16 +430,16 @@ fn keys_are_read_again_for_an_unknown_kid_but_not_for_each() {
     // Of one connection, because verified JWTs are remembered by each runtime.
     let mut client = server.connect();
     assert_eq!(client.add(&old, BODY).status, 200);
-    let before = key_readings(&server);
 
     provider.stop();
     provider.start_again();
     let new = provider.jwt("alice", "ES256");
-    assert_eq!(server.connect().add(&new, BODY).status, 200);
+    assert_eq!(add_when_key_is_read(&server, &new).status, 200);
     // It was verified with a key that the provider has withdrawn.
     assert_eq!(client.add(&old, BODY).error(), 40101);
 
     // Forty requests wait for the same readings.
+    let (before, started) = (key_readings(&server), Instant::now());
     let [_, claims, signature] = parts(&new);
     let clients: Vec<_> = (0..40)
         .map(|n| {
@@ -367,10 +451,13 @@ fn keys_are_read_again_for_an_unknown_kid_but_not_for_each() {
         })
         .collect();
     for mut client in clients {
-        assert_eq!(client.response().error(), 40101);
+        let error = client.response().error();
+        // A slow provider does not respond in time.
+        assert!([40101, 50304].contains(&error), "{error}");
     }
     let readings = key_readings(&server) - before;
-    assert!(readings < 20, "{readings} readings for 42 requests");
+    let pauses = started.elapsed().as_secs() / 5;
+    assert!(readings <= pauses + 2, "{readings} readings");
 }
 
 #[test]
@@ -405,11 +492,105 @@ fn a_provider_that_is_down_affects_only_keys_that_are_not_known() {
     assert_eq!(server.connect().add(&jwt, BODY).error(), 50304);
     provider.start_again();
     let new = provider.jwt("alice", "ES256");
-    wait_until("the provider is reached", || {
-        let response = server.connect().add(&new, BODY);
-        assert!([200, 503].contains(&response.status), "{response:?}");
-        response.status == 200
+    assert_eq!(add_when_key_is_read(&server, &new).status, 200);
+}
+
+/// The first warning in the log, also if it is from before the server listened.
+fn warning(server: &Server) -> Value {
+    let mut found = None;
+    wait_until("there is a warning", || {
+        let log = server.everything_logged();
+        let mut lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        found = lines.find(|line: &Value| line["level"] == "WARN");
+        found.is_some()
     });
+    found.expect("just seen")
+}
+
+/// Responds to one request after another.
+fn respond_with(response: impl Fn(&str, &str) -> String + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let issuer = url.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut line = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut line);
+            let path = line.split(' ').nth(1).unwrap_or_default();
+            let _ = (&stream).write_all(response(&issuer, path).as_bytes());
+        }
+    });
+    url
+}
+
+#[test]
+fn a_provider_that_responds_with_something_else_is_logged_with_the_cause() {
+    fn ok(body: &str) -> String {
+        format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    }
+    fn configuration(issuer: &str, jwks_uri: &str) -> String {
+        ok(&json!({"issuer": issuer, "jwks_uri": jwks_uri}).to_string())
+    }
+    fn with_keys(issuer: &str, path: &str, keys: &str) -> String {
+        match path {
+            "/keys" => ok(keys),
+            _ => configuration(issuer, &format!("{issuer}/keys")),
+        }
+    }
+    type Respond = fn(&str, &str) -> String;
+    let cases: [(Respond, &str); 9] = [
+        (|_, _| String::new(), "openid-configuration: "),
+        (|_, _| "nonsense\r\n\r\n".to_owned(), "invalid HTTP"),
+        (
+            |_, _| "HTTP/1.1 302 Found\r\nlocation: /\r\n\r\n".to_owned(),
+            "302",
+        ),
+        (|_, _| ok("<html>"), "expected value"),
+        (
+            |_, _| configuration("https://other.example", "https://x"),
+            "the issuer there is",
+        ),
+        (
+            |issuer, _| configuration(issuer, "http://192.0.2.1/keys"),
+            "not an https:// URL",
+        ),
+        (
+            |issuer, _| configuration(issuer, "file:///etc/passwd"),
+            "not an https:// URL",
+        ),
+        (
+            |issuer, path| with_keys(issuer, path, &" ".repeat(2 << 20)),
+            "length limit exceeded",
+        ),
+        (
+            |issuer, path| with_keys(issuer, path, r#"{"keys":{}}"#),
+            "invalid type",
+        ),
+    ];
+    for (response, expected) in cases {
+        let url = respond_with(response);
+        let server = Server::start_with(&["--oidc-issuer", &url, "--oidc-audience", "plants"]);
+        let line = warning(&server);
+        let cause = line["cause"].as_str().unwrap_or_default();
+        assert!(cause.contains(expected), "{expected}: {line}");
+        assert!(cause.len() < 1000);
+    }
+    // Keys that cannot be used are not a failure: the provider may have withdrawn the others.
+    let url = respond_with(|issuer, path| {
+        with_keys(
+            issuer,
+            path,
+            r#"{"keys":[{"kty":"oct","k":"AAAA"},{"kty":"?"},1]}"#,
+        )
+    });
+    let server = Server::start_with(&["--oidc-issuer", &url, "--oidc-audience", "plants"]);
+    let line = warning(&server);
+    assert_eq!(line["ignored"], 3, "{line}");
 }
 
 #[test]

@@ -1,15 +1,16 @@
-// An OpenID Connect provider for tests: node provider.js PORT [CERTIFICATE KEY]
+// An OpenID Connect provider for tests: node provider.js PORT CERTIFICATE KEY
 //
-// Has new keys after each start. A client gets its tokens with client credentials; its id says what is special about them. Uses http
-// without a certificate.
+// Prints its port, which may be given as 0, and has new keys after each start. A client gets its tokens with client credentials; its id says
+// what is special about them.
 import { generateKeyPairSync, randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
-import http from 'node:http';
 import https from 'node:https';
 import Provider from 'oidc-provider';
 
 const [port, certificate, privateKey] = process.argv.slice(2);
-const issuer = `${certificate ? 'https' : 'http'}://127.0.0.1:${port}`;
+const server = https.createServer({ cert: readFileSync(certificate), key: readFileSync(privateKey) });
+await new Promise((resolve) => server.listen(Number(port), '127.0.0.1', resolve));
+const issuer = `https://127.0.0.1:${server.address().port}`;
 
 const keys = [
   ['RS256', 'rsa', { modulusLength: 2048 }],
@@ -31,12 +32,13 @@ const changes = (client) => {
     case 'other-issuer': return { iss: 'https://login.example' };
     case 'nobody': return { sub: undefined };
     case 'list': return { scope: undefined, scp: ['plants:read', 'plants:write'] };
+    case 'program': return { scope: undefined, roles: ['plants:write'] };
     default: return {};
   }
 };
 
 const provider = new Provider(issuer, {
-  clients: ['alice', 'bob', 'expired', 'early', 'other-issuer', 'nobody', 'list'].map((id) => ({
+  clients: ['alice', 'bob', 'expired', 'early', 'other-issuer', 'nobody', 'list', 'program'].map((id) => ({
     client_id: id,
     client_secret: 'secret',
     token_endpoint_auth_method: 'client_secret_post',
@@ -69,9 +71,7 @@ const provider = new Provider(issuer, {
   },
 });
 
-const server = certificate
-  ? https.createServer({ cert: readFileSync(certificate), key: readFileSync(privateKey) }, provider.callback())
-  : http.createServer(provider.callback());
-server.listen(Number(port), '127.0.0.1', () => console.log('listening'));
+server.on('request', provider.callback());
+console.log(server.address().port);
 // Ends with the test, even if that is killed.
 process.stdin.resume().on('end', () => process.exit());

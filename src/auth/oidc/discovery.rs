@@ -30,6 +30,9 @@ use crate::version::VERSION;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_BYTES_MAX: usize = 1 << 20;
 
+/// The most characters of an error.
+const CAUSE_CHARS_MAX: usize = 400;
+
 /// Sends requests to the provider.
 pub(super) struct Discovery {
     issuer: String,
@@ -65,7 +68,13 @@ impl Discovery {
         })
     }
 
+    /// The error is short, although the provider may have written a part of it.
     pub(super) async fn read_keys(&self) -> Result<KeySet, String> {
+        let read = self.try_read_keys().await;
+        read.map_err(|cause| cause.chars().take(CAUSE_CHARS_MAX).collect())
+    }
+
+    async fn try_read_keys(&self) -> Result<KeySet, String> {
         let issuer = self.issuer.trim_end_matches('/');
         let url = format!("{issuer}/.well-known/openid-configuration");
         let configuration: Configuration = self.get(&url).await?;
@@ -76,14 +85,11 @@ impl Discovery {
             ));
         }
         let url = &configuration.jwks_uri;
-        if !is_secure_url(url) {
+        let is_as_secure = url.starts_with("https:") || self.issuer.starts_with("http:");
+        if !is_secure_url(url) || !is_as_secure || url.contains('@') {
             return Err(format!("jwks_uri is {url:?}, not an https:// URL"));
         }
-        let keys = KeySet::new(self.get::<Jwks>(url).await?);
-        if keys.len() == 0 {
-            return Err(format!("{url}: there is no key for a supported algorithm"));
-        }
-        Ok(keys)
+        Ok(KeySet::new(self.get::<Jwks>(url).await?))
     }
 
     async fn get<T: DeserializeOwned>(&self, url: &str) -> Result<T, String> {

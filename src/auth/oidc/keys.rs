@@ -1,5 +1,7 @@
 //! The keys of an identity provider (RFC 7517), and the verification of signatures with them.
 
+use std::ops::RangeInclusive;
+
 use jsonwebtoken::crypto::{CryptoProvider, JwtVerifier, KeyUtils};
 use jsonwebtoken::errors::{ErrorKind, new_error};
 use jsonwebtoken::jwk::{
@@ -23,8 +25,15 @@ const SUPPORTED: [Algorithm; 4] = [
 /// More than providers have; a larger set is cut off.
 const KEYS_MAX: usize = 100;
 
+/// The lengths of a modulus that ring accepts: 2048 to 8192 bits.
+const RSA_BYTES: RangeInclusive<usize> = 256..=1024;
+
 #[derive(Default)]
-pub(super) struct KeySet(Vec<Key>);
+pub(super) struct KeySet {
+    keys: Vec<Key>,
+    /// How many keys of the provider are not in it.
+    pub(super) ignored: usize,
+}
 
 struct Key {
     jwk: Jwk,
@@ -51,21 +60,26 @@ impl KeySet {
     pub(super) fn new(jwks: Jwks) -> Self {
         // Fails after the first time.
         let _ = RING.install_default();
+        let published = jwks.keys.len();
         let keys = jwks.keys.into_iter().filter_map(|jwk| {
             let jwk = serde_json::from_value(jwk).ok()?;
             Key::new(jwk)
         });
-        Self(keys.take(KEYS_MAX).collect())
+        let keys: Vec<_> = keys.take(KEYS_MAX).collect();
+        Self {
+            ignored: published - keys.len(),
+            keys,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.keys.len()
     }
 
     /// True if every key of the other set is in this one.
     pub(super) fn contains_all(&self, other: &Self) -> bool {
-        let has = |key: &Key| self.0.iter().any(|ours| ours.jwk == key.jwk);
-        other.0.iter().all(has)
+        let has = |key: &Key| self.keys.iter().any(|ours| ours.jwk == key.jwk);
+        other.keys.iter().all(has)
     }
 
     /// The algorithm is chosen by the sender of the JWT: only one that the key is for is accepted.
@@ -78,7 +92,7 @@ impl KeySet {
             return Err(NoKey::UnsupportedAlgorithm);
         }
         let has_kid = |key: &&Key| kid.is_none() || key.jwk.common.key_id.as_deref() == kid;
-        let mut named = self.0.iter().filter(has_kid).peekable();
+        let mut named = self.keys.iter().filter(has_kid).peekable();
         if named.peek().is_none() {
             return Err(NoKey::Unknown);
         }
@@ -86,6 +100,7 @@ impl KeySet {
         match (usable.next(), usable.next()) {
             (Some(key), None) => Ok(&key.public),
             (Some(_), Some(_)) => Err(NoKey::Ambiguous),
+            (None, _) if kid.is_none() => Err(NoKey::Unknown),
             (None, _) => Err(NoKey::OtherAlgorithm),
         }
     }
@@ -117,7 +132,18 @@ impl Key {
         if algorithms.is_empty() || !is_for_signatures || !can_verify {
             return None;
         }
-        let public = DecodingKey::from_jwk(&jwk).ok()?;
+        let mut public = DecodingKey::from_jwk(&jwk).ok()?;
+        if let DecodingKeyKind::RsaModulusExponent { n, e } = public.kind() {
+            // Some providers write the sign of the number, which ring does not accept.
+            let [n, e] = [n, e].map(|number| {
+                let start = number.iter().position(|byte| *byte != 0);
+                &number[start.unwrap_or(0)..]
+            });
+            if !RSA_BYTES.contains(&n.len()) {
+                return None;
+            }
+            public = DecodingKey::from_rsa_raw_components(n, e);
+        }
         Some(Self {
             jwk,
             algorithms,

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -28,12 +29,17 @@ const READ_PAUSE: Duration = Duration::from_secs(5);
 /// How long a request waits for a key that is not known.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// How many JWTs that turn out to be invalid are verified in a second, whoever sends them: they take some percent of a core.
+const INVALID_PER_SECOND: u32 = 1000;
+
 pub struct IdentityProvider {
     expected: Expected,
     last_reading: watch::Sender<Reading>,
     next_reading: Notify,
     /// Counts the times that keys were withdrawn: JWTs that were verified before have to be verified again.
     withdrawals: AtomicU64,
+    /// The current second, and how many JWTs were invalid in it.
+    invalid: Mutex<(Instant, u32)>,
     metrics: Arc<Metrics>,
 }
 
@@ -43,6 +49,14 @@ struct Reading {
     started: Option<Instant>,
     keys: Arc<KeySet>,
     failure: Option<Arc<str>>,
+}
+
+impl Reading {
+    fn recent_failure(&self, now: Instant) -> Option<&Arc<str>> {
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < RETRY_INTERVAL;
+        let failure = self.failure.as_ref();
+        failure.filter(|_| self.started.is_some_and(is_recent))
+    }
 }
 
 /// The subject of a JWT that was verified, and how long it need not be verified again.
@@ -77,6 +91,7 @@ impl IdentityProvider {
             last_reading: watch::Sender::default(),
             next_reading: Notify::new(),
             withdrawals: AtomicU64::new(0),
+            invalid: Mutex::new((Instant::now(), 0)),
             metrics: Arc::clone(metrics),
         });
         tokio::spawn(Arc::clone(&provider).read_keys(discovery));
@@ -90,31 +105,45 @@ impl IdentityProvider {
     }
 
     /// Verifies a JWT, if necessary after waiting until the keys were read again. Sets the name of its subject, also if it is not
-    /// authorised.
+    /// authorised. Calls `if_unknown` before it waits, and if there are too many invalid ones also before it verifies a signature.
     pub(super) async fn verify(
         &self,
         jwt: &str,
         token_name: &mut Option<Arc<str>>,
+        if_unknown: impl Fn() -> Result<(), AuthError>,
     ) -> Result<Subject, AuthError> {
         // Before the keys: of those that are withdrawn meanwhile, the JWT is verified again.
         let withdrawals = self.withdrawals.load(Ordering::Acquire);
         let keys = Arc::clone(&self.last_reading.borrow().keys);
+        if self.count_invalid(0) > INVALID_PER_SECOND {
+            if_unknown()?;
+        }
         let verified = match jwt::verify(jwt, &keys, &self.expected) {
             Err(Rejection::UnknownKey) => {
+                if_unknown()?;
                 let keys = self.wait_for_reading(Instant::now()).await?;
                 jwt::verify(jwt, &keys, &self.expected)
             }
             verified => verified,
         };
+        let [valid, invalid] = &self.metrics.oidc_verifications;
         let VerifiedJwt {
             name,
             valid_until,
             has_scope,
-        } = verified.map_err(|rejection| match rejection {
-            Rejection::UnknownKey => AuthError::InvalidJwt("the provider does not have its key"),
-            Rejection::Invalid(reason) => AuthError::InvalidJwt(reason),
-            Rejection::Expired => AuthError::ExpiredJwt,
-        })?;
+        } = verified
+            .inspect(|_| valid.add(1))
+            .inspect_err(|_| {
+                invalid.add(1);
+                self.count_invalid(1);
+            })
+            .map_err(|rejection| match rejection {
+                Rejection::UnknownKey => {
+                    AuthError::InvalidJwt("the provider does not have its key")
+                }
+                Rejection::Invalid(reason) => AuthError::InvalidJwt(reason),
+                Rejection::Expired => AuthError::ExpiredJwt,
+            })?;
         *token_name = Some(Arc::clone(&name));
         match &self.expected.scope {
             Some(scope) if !has_scope => Err(AuthError::InsufficientScope(Arc::clone(scope))),
@@ -128,10 +157,24 @@ impl IdentityProvider {
         }
     }
 
-    /// The keys of the next reading. An error if it fails.
+    /// How many JWTs were invalid in this second, with these.
+    fn count_invalid(&self, more: u32) -> u32 {
+        let mut invalid = self.invalid.lock();
+        let (second, count) = &mut *invalid;
+        if second.elapsed() >= Duration::from_secs(1) {
+            (*second, *count) = (Instant::now(), 0);
+        }
+        *count += more;
+        *count
+    }
+
+    /// The keys of the next reading. An error if it fails, or if the last one has just failed.
     async fn wait_for_reading(&self, now: Instant) -> Result<Arc<KeySet>, AuthError> {
         let mut last_reading = self.last_reading.subscribe();
         self.next_reading.notify_one();
+        if let Some(cause) = last_reading.borrow().recent_failure(now) {
+            return Err(AuthError::ProviderUnreachable(cause.to_string()));
+        }
         // The first one, which has the keys as well, started before the request.
         let is_first = last_reading.borrow().started.is_none();
         let next =
@@ -177,11 +220,12 @@ impl IdentityProvider {
         match read {
             Ok(keys) => {
                 succeeded.add(1);
-                if before.started.is_none() || before.failure.is_some() {
-                    tracing::info!(
-                        keys = keys.len(),
-                        "the keys of the identity provider were read"
-                    );
+                if keys.len() == 0 {
+                    let ignored = keys.ignored;
+                    tracing::warn!(ignored, "the identity provider has no key that can be used");
+                } else if before.started.is_none() || before.failure.is_some() {
+                    let (keys, ignored) = (keys.len(), keys.ignored);
+                    tracing::info!(keys, ignored, "the keys of the identity provider were read");
                 }
                 let is_withdrawn = !keys.contains_all(&reading.keys);
                 reading.keys = Arc::new(keys);

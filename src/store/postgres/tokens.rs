@@ -58,14 +58,19 @@ impl Postgres {
                 self.update_token(&TokenRecord { name, ..other }, TokenEvent::Renamed, user)?;
             }
         }
-        // The same digest is this very token, stored by an attempt whose response was lost.
-        let insert = format!(
-            "{INSERT} ON CONFLICT (name) DO UPDATE SET name = excluded.name WHERE tokens.digest = excluded.digest RETURNING id"
-        );
-        let is_new = "NOT EXISTS (SELECT 1 FROM plantstore.tokens WHERE digest = $4)";
-        let insert = recording(TokenEvent::Created, &insert, is_new);
+        let insert = format!("{INSERT} ON CONFLICT DO NOTHING RETURNING id");
+        let insert = recording(TokenEvent::Created, &insert, "TRUE");
         let id = TokenId::of(&token.digest);
-        self.write_token(token, id, &insert, user)
+        if self.write_token(token, id, &insert, user)? {
+            return Ok(true);
+        }
+        // This very token may be stored: by an attempt whose response was lost, or by another node.
+        let sql = "SELECT 1 FROM plantstore.tokens WHERE name = $1 AND digest = $2";
+        let values: &Values<'_> = &[
+            (&&*token.name, Type::TEXT),
+            (&token.digest.0.as_slice(), Type::BYTEA),
+        ];
+        Ok(!self.query(sql, values)?.is_empty())
     }
 
     pub(crate) fn rotate_token(
