@@ -15,7 +15,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser faults-sample faults schemathesis harden fuzz bench bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults schemathesis harden fuzz bench bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -40,16 +40,17 @@ tests-postgres:
 
 checks:
 	@$(NICE) $(PART) build deny lint docs $(LABEL)
-	@$(PART) browser schemathesis $(LABEL)
+	@$(PART) browser clients acme schemathesis $(LABEL)
 
 # Needs only Rust and a C compiler.
 check: fmt lint docs
 
 # Installs the tools of the tests: curl and sqlite3 (commands in README.md), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
-# (faults), openssl (TLS to PostgreSQL), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs),
-# Node.js and Chromium (docs page), an identity provider (JWTs). The full-disk fault mounts a tmpfs, which needs root or sudo.
+# (faults), openssl (certificates), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs),
+# Node.js and Chromium (docs page), h2load and wrk (clients over TLS), certbot and Pebble (ACME), an identity provider (JWTs). The
+# full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
-	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv nodejs npm chromium
+	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) openssl python3 python3-venv nodejs npm chromium nghttp2-client wrk certbot pebble
 	@tests/oidc/install
 
 fmt:
@@ -107,6 +108,14 @@ it-postgres:
 # The docs page in Chromium; screenshots are in target/docs-page.
 browser: build
 	tests/browser/run $(TARGET)/release/plantstore $(TARGET)/docs-page
+
+# Adds plants over TLS with curl, h2load, wrk, httpx and Node.js.
+clients: build
+	tests/clients/run $(TARGET)/release/plantstore
+
+# The recipe for Let's Encrypt in docs/security.md, against a server for tests.
+acme: build
+	tests/acme/run $(TARGET)/release/plantstore
 
 # A sample of the faults, and the deliberate breaks that the suite has to detect.
 faults-sample:

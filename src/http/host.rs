@@ -19,6 +19,9 @@ pub(super) fn check_host<B>(request: &Request<B>) -> Result<(), ApiError> {
         None if request.version() == Version::HTTP_2 && authority.is_none() => {
             return reject("Send an :authority.");
         }
+        None if authority.is_some_and(|host| !is_host(host.as_str().as_bytes())) => {
+            return reject("The :authority is malformed.");
+        }
         Some(host) if !is_host(host) => return reject("The Host header is malformed."),
         _ => {}
     }

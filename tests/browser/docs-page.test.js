@@ -8,34 +8,41 @@ import { after, before, test as fact } from "node:test";
 import { promisify } from "node:util";
 
 import { add, contrast, launch, overflow, posts, read, violations } from "./reader.js";
-import { startService } from "./service.js";
+import { createCertificate, startService } from "./service.js";
 
 const LARGEST = "9223372036854775807";
 const CONTRAST_MIN = 4.5;
 const WIDE = { width: 1360, height: 900 };
 const NARROW = { width: 360, height: 740 };
 
+let certificate;
 let service;
+let tlsService;
 let browser;
 
 before(async () => {
+  certificate = createCertificate();
   service = await startService();
-  browser = await launch();
+  tlsService = await startService(certificate);
+  browser = await launch(certificate.keyHash);
 });
 
 after(async () => {
   await browser?.close();
   await service?.stop();
+  await tlsService?.stop();
+  certificate?.remove();
 });
 
 // A test with its own page, which must log no errors and request no other host.
-function test(name, options, steps) {
+function test(name, { overTls = false, ...options }, steps) {
   fact(name, { timeout: 60_000 }, async () => {
-    const reader = await read(browser, service, options);
+    const used = overTls ? tlsService : service;
+    const reader = await read(browser, used, options);
     try {
       await steps(reader);
       assert.deepEqual(reader.errors, []);
-      for (const request of reader.asked) assert.equal(new URL(request.url()).origin, service.origin);
+      for (const request of reader.asked) assert.equal(new URL(request.url()).origin, used.origin);
     } finally {
       await reader.close();
     }
@@ -52,6 +59,33 @@ test("the root redirects to the page, which loads only its own files", { path: "
   const files = ["/", "/docs", "/docs/icon.svg", "/docs/page.css", "/docs/page.js"];
   // A headless browser may not request the icon.
   assert.deepEqual([...new Set([...paths, "/docs/icon.svg"])].sort(), files);
+});
+
+test("over TLS everything is loaded and added with HTTP/2", { overTls: true }, async ({ page }) => {
+  await page.getByLabel("Token").fill(tlsService.token);
+  await page.getByLabel("id", { exact: true }).fill("12");
+  await page.getByLabel("name", { exact: true }).fill("Welwitschia");
+  const response = await add(page);
+  // HTTP/2 has no reason phrases.
+  assert.match(await response.innerText(), /^200\s+{"name":"Welwitschia","tag":"indoor"}/);
+  assert.equal(tlsService.query("select name, tag from plants where id = 12"), "Welwitschia|indoor");
+  assert.match(await page.locator("#curl").innerText(), /https:\/\/127\.0\.0\.1:/);
+
+  const protocols = await page.evaluate(() => {
+    const entries = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")];
+    return Object.fromEntries(entries.map((entry) => [new URL(entry.name).pathname, entry.nextHopProtocol]));
+  });
+  for (const path of ["/docs", "/docs/page.css", "/docs/page.js", "/plants"]) assert.equal(protocols[path], "h2", path);
+  await screenshot(page, "over-tls");
+});
+
+fact("without the hash of its key the certificate is not accepted", { timeout: 60_000 }, async () => {
+  const other = await launch("");
+  try {
+    await assert.rejects(read(other, tlsService), /ERR_CERT_AUTHORITY_INVALID/);
+  } finally {
+    await other.close();
+  }
 });
 
 test("the largest id is sent exactly, and a different plant with it is a conflict", {}, async ({ page, asked }) => {

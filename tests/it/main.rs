@@ -26,6 +26,7 @@ mod framing;
 #[allow(dead_code, reason = "the fault suite uses the rest")]
 mod harness;
 mod http2;
+mod http2_conformance;
 mod import_export;
 mod limits;
 mod list;

@@ -2,6 +2,7 @@
 
 mod client;
 pub mod clock;
+pub mod http2;
 pub mod postgres;
 pub mod proxy;
 pub mod transport;
