@@ -57,6 +57,11 @@ impl Certificate {
         Self::create_at("-10d", directory, name, 2)
     }
 
+    /// A certificate that will be valid in ten days.
+    pub fn create_for_later(directory: &Path, name: &str) -> Self {
+        Self::create_at("+10d", directory, name, 100)
+    }
+
     fn create_at(time: &str, directory: &Path, name: &str, days: u32) -> Self {
         let certificate = Self {
             cert: directory.join(format!("{name}.crt")),
