@@ -66,6 +66,7 @@ type FileState = Option<(u64, u64, i64, i64, u64)>;
 /// A certificate and its key, as they were in the files.
 struct Loaded {
     key: Arc<CertifiedKey>,
+    valid_from: Timestamp,
     expires_at: Timestamp,
     /// A host name of the certificate.
     name: Option<String>,
@@ -103,6 +104,11 @@ impl Tls {
         };
         let provider = Arc::new(ring::default_provider());
         let loaded = files.load(&provider)?;
+        // The clock may be wrong, as on a machine that has just started and has not asked for the time.
+        if !loaded.is_valid_yet() {
+            let valid_from = loaded.valid_from;
+            tracing::warn!(%valid_from, "the certificate is not valid yet; check the clock");
+        }
         loaded.report(metrics);
         let current = Arc::new(CurrentCertificate(RwLock::new(loaded.key)));
         let config = ServerConfig::builder_with_provider(provider)
@@ -171,7 +177,18 @@ impl Tls {
     }
 
     fn load_again(&self) {
-        match self.files.load(self.config.crypto_provider()) {
+        let loaded = self.files.load(self.config.crypto_provider());
+        // The previous one is better than one that clients do not accept.
+        let loaded = loaded.and_then(|loaded| {
+            ensure!(
+                loaded.is_valid_yet(),
+                "cannot use the certificate in {}: it is valid only from {}",
+                self.files.certificate.display(),
+                loaded.valid_from
+            );
+            Ok(loaded)
+        });
+        match loaded {
             Ok(loaded) => {
                 let expires_at = loaded.expires_at;
                 tracing::info!(%expires_at, "the certificate was loaded again");
@@ -209,7 +226,7 @@ impl Files {
         let first = first.with_context(|| {
             format!("there is no certificate in {certificate}; it must be a PEM file")
         })?;
-        let (expires_at, name) = inspect(first)
+        let (valid_from, expires_at, name) = inspect(first)
             .with_context(|| format!("cannot use the certificate in {certificate}"))?;
 
         let private_key = PrivateKeyDer::from_pem_slice(&read(&self.key)?);
@@ -231,6 +248,7 @@ impl Files {
         }
         Ok(Loaded {
             key: Arc::new(loaded),
+            valid_from,
             expires_at,
             name,
         })
@@ -238,6 +256,10 @@ impl Files {
 }
 
 impl Loaded {
+    fn is_valid_yet(&self) -> bool {
+        self.valid_from <= Timestamp::now()
+    }
+
     fn report(&self, metrics: &Metrics) {
         let expires_at = self.expires_at;
         let seconds = expires_at.as_second();
@@ -266,8 +288,10 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// When a certificate expires, and one of its names. An error if it is not valid now.
-fn inspect(certificate: &CertificateDer<'_>) -> anyhow::Result<(Timestamp, Option<String>)> {
+/// From when to when a certificate is valid, and one of its names. An error if it has expired.
+fn inspect(
+    certificate: &CertificateDer<'_>,
+) -> anyhow::Result<(Timestamp, Timestamp, Option<String>)> {
     let certificate = x509_cert::Certificate::from_der(certificate)?;
     let certificate = certificate.tbs_certificate();
     let validity = certificate.validity();
@@ -276,16 +300,14 @@ fn inspect(certificate: &CertificateDer<'_>) -> anyhow::Result<(Timestamp, Optio
         Ok::<_, anyhow::Error>(Timestamp::from_second(seconds)?)
     };
     let (from, to) = (time(validity.not_before)?, time(validity.not_after)?);
-    let now = Timestamp::now();
-    ensure!(from <= now, "it is valid only from {from}");
-    ensure!(to > now, "it has expired at {to}");
+    ensure!(to > Timestamp::now(), "it has expired at {to}");
     let names = certificate.get_extension::<SubjectAltName>();
     let names = names.ok().flatten().map(|(_, names)| names.0);
     let name = names.into_iter().flatten().find_map(|name| match name {
         GeneralName::DnsName(name) if !name.as_str().contains('*') => Some(name.to_string()),
         _ => None,
     });
-    Ok((to, name))
+    Ok((from, to, name))
 }
 
 /// How clients on this machine can reach a listener.

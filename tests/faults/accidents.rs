@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::checker::{History, Outcome};
-use crate::harness::{HANG, PATIENCE, Server, directory, plantstore, wait_until};
+use crate::harness::{HANG, PATIENCE, Server, copy_environment, directory, plantstore, wait_until};
 use crate::load::{Load, Running};
-use crate::report::{Progress, thousands};
+use crate::report::{Progress, Report, thousands};
 
 /// Cases that run at the same time.
 const PARALLEL: usize = 4;
@@ -73,6 +73,15 @@ impl Row {
         self
     }
 
+    /// As a row of the table of faults.
+    pub fn report(&self) -> Report {
+        let mut report = Report::new(self.name, self.done);
+        let problems = self.problems.iter();
+        let problems = problems.map(|said| said.replace("silent: ", "wrong: silent: "));
+        report.add(self.count, self.acknowledged, problems.collect());
+        report
+    }
+
     /// The line of the table.
     pub fn line(&self) -> String {
         let of_kind = |kind: &str| {
@@ -93,14 +102,23 @@ impl Row {
     }
 }
 
-/// Runs every case whose name, after the name of its row, contains this text.
-pub fn run(filter: &str) -> Vec<Row> {
+/// Accidents that depend on how clients connect.
+pub fn of_clients() -> Vec<Row> {
+    limits::rows()
+}
+
+pub fn all() -> Vec<Row> {
     let mut rows = targets::rows();
     rows.extend(stopped::rows());
     rows.extend(running::rows());
     rows.extend(commands::rows());
     rows.extend(limits::rows());
     rows.extend(postgres::rows());
+    rows
+}
+
+/// Runs every case whose name, after the name of its row, contains this text.
+pub fn run(mut rows: Vec<Row>, filter: &str) -> Vec<Row> {
     for row in &mut rows {
         let name = row.name;
         row.cases
@@ -308,12 +326,7 @@ impl Case {
             .args(arguments)
             .current_dir(self.dir())
             .stdin(Stdio::null());
-        for (name, value) in plain.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        copy_environment(&plain, &mut command);
         ran(command)
     }
 

@@ -21,7 +21,13 @@ struct Break {
     suite: Suite,
     /// What the suite has to print.
     expected: &'static str,
+    /// The values of TRANSPORT with which it has to be detected.
+    transports: &'static [&'static str],
 }
+
+const HTTP_1: &[&str] = &[""];
+/// A suite that looks for responses in what the server sends has to find encrypted ones as well.
+const ALL_TRANSPORTS: &[&str] = &["", "tls", "http2"];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Suite {
@@ -43,6 +49,7 @@ const BREAKS: [Break; 7] = [
         }"#,
         suite: Suite::PowerCuts,
         expected: "lost: ",
+        transports: HTTP_1,
     },
     Break {
         name: "acknowledged-before-the-commit",
@@ -55,6 +62,7 @@ const BREAKS: [Break; 7] = [
         let result = self.write(store, is_write_due);"#,
         suite: Suite::PowerCuts,
         expected: "lost: ",
+        transports: ALL_TRANSPORTS,
     },
     Break {
         name: "no-checkpoint-at-the-start",
@@ -71,6 +79,7 @@ const BREAKS: [Break; 7] = [
         suite: Suite::PowerCuts,
         // The WAL then has transactions of two sessions, which the next start rejects.
         expected: "wrong: does not open",
+        transports: HTTP_1,
     },
     Break {
         name: "warnings-ignored",
@@ -79,6 +88,7 @@ const BREAKS: [Break; 7] = [
         after: r#"session.has_warned() && !crate::is_broken("warnings-ignored")"#,
         suite: Suite::StandbyLosses,
         expected: "without a standby",
+        transports: HTTP_1,
     },
     Break {
         name: "replays-that-write-nothing",
@@ -102,6 +112,7 @@ const BREAKS: [Break; 7] = [
         }, values)"#,
         suite: Suite::StandbyLosses,
         expected: "without a standby",
+        transports: HTTP_1,
     },
     Break {
         name: "no-file-identity-check",
@@ -111,6 +122,7 @@ const BREAKS: [Break; 7] = [
         let Some(files) = self.files.as_mut().filter(|_| is_checked) else {"#,
         suite: Suite::Accident("database file deleted under a server: deleted"),
         expected: "silent: ",
+        transports: HTTP_1,
     },
     Break {
         name: "no-orphan-wal-check",
@@ -120,6 +132,7 @@ const BREAKS: [Break; 7] = [
     let Some(orphan) = orphan else {"#,
         suite: Suite::Accident("`serve`, database and lock file moved"),
         expected: "silent: ",
+        transports: HTTP_1,
     },
 ];
 
@@ -150,7 +163,8 @@ fn run_all(breaks: &[&Break], cuts: usize, seed: u64) -> Vec<String> {
     thread::scope(|scope| {
         let runs: Vec<_> = breaks
             .iter()
-            .map(|broken| scope.spawn(move || run(broken, binary, cuts, seed)))
+            .flat_map(|broken| broken.transports.iter().map(move |over| (broken, over)))
+            .map(|(broken, over)| scope.spawn(move || run(broken, over, binary, cuts, seed)))
             .collect();
         let results = runs.into_iter().map(|run| run.join().expect("no panic"));
         results.filter_map(Result::err).collect()
@@ -158,7 +172,13 @@ fn run_all(breaks: &[&Break], cuts: usize, seed: u64) -> Vec<String> {
 }
 
 /// Runs the suite with one break active; an error if the suite does not report it.
-fn run(broken: &Break, binary: &Path, cuts: usize, seed: u64) -> Result<(), String> {
+fn run(
+    broken: &Break,
+    transport: &str,
+    binary: &Path,
+    cuts: usize,
+    seed: u64,
+) -> Result<(), String> {
     let (cuts, seed) = (cuts.to_string(), seed.to_string());
     let arguments = match broken.suite {
         Suite::PowerCuts => vec!["--cuts", &cuts],
@@ -174,11 +194,15 @@ fn run(broken: &Break, binary: &Path, cuts: usize, seed: u64) -> Result<(), Stri
         .args(["--seed", &seed])
         .env(BINARY_UNDER_TEST, binary)
         .env(BREAK, broken.name)
+        .env("TRANSPORT", transport)
         .output()
         .expect("the suite runs");
     let printed = String::from_utf8_lossy(&output.stdout);
     let count = printed.matches(broken.expected).count();
-    let name = broken.name;
+    let name = match transport {
+        "" => broken.name.to_owned(),
+        transport => format!("{} over {transport}", broken.name),
+    };
     println!("{name}: reported {count} times");
     if count == 0 || output.status.code() != Some(1) {
         let errors = String::from_utf8_lossy(&output.stderr);

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
 
+use crate::harness::transport::Received;
+
 /// A plant as it was sent: id, name, tag.
 pub type Sent = (i64, String, Option<String>);
 
@@ -19,6 +21,8 @@ pub enum Outcome {
     Busy,
     /// 50302: not stored; the disk is full.
     Full,
+    /// Not stored: the server had announced that it closes the connection before it read the request (HTTP/2).
+    Unprocessed,
     /// 50301, or no response from a server that had exited.
     Unknown,
     /// No response on a keep-alive connection that the server had not announced to close.
@@ -29,6 +33,8 @@ pub enum Outcome {
 #[derive(Debug, Clone, Default)]
 pub struct History {
     attempts: Vec<(Sent, Outcome)>,
+    /// Acknowledged plants, and where their encrypted responses end in what the server has sent.
+    received: Vec<(Sent, Received)>,
 }
 
 impl History {
@@ -36,8 +42,18 @@ impl History {
         self.attempts.push((sent, outcome));
     }
 
+    /// An acknowledgement that was encrypted.
+    pub fn note_received(&mut self, sent: Sent, received: Received) {
+        self.received.push((sent, received));
+    }
+
+    pub fn received(&self) -> &[(Sent, Received)] {
+        &self.received
+    }
+
     pub fn append(&mut self, other: History) {
         self.attempts.extend(other.attempts);
+        self.received.extend(other.received);
     }
 
     pub fn attempts(&self) -> impl Iterator<Item = &Sent> {
@@ -84,7 +100,12 @@ impl History {
                     "wrong: {sent:?} is stored, but its response was 40009"
                 ));
             }
-            let not_stored = |outcome: &Outcome| matches!(outcome, Outcome::Busy | Outcome::Full);
+            let not_stored = |outcome: &Outcome| {
+                matches!(
+                    outcome,
+                    Outcome::Busy | Outcome::Full | Outcome::Unprocessed
+                )
+            };
             if outcome.iter().all(not_stored) && is_stored(sent) {
                 wrong.push(format!(
                     "wrong: {sent:?} is stored, but its response said that it is not"

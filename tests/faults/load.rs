@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crate::checker::{History, Outcome, Sent};
+use crate::harness::transport::Received;
 use crate::harness::{Client, Response, Server};
 use crate::random::Random;
 
@@ -101,7 +102,16 @@ impl Load {
             let Ok(connection) = connection else {
                 break; // the server is gone
             };
-            let (response, connection) = exchange(connection, token, &sent);
+            let Exchange {
+                response,
+                received,
+                is_unsent,
+                connection,
+            } = exchange(connection, token, &sent);
+            if kept && is_unsent {
+                history.note(sent, Outcome::Unprocessed);
+                continue; // on another connection
+            }
             let outcome = match &response {
                 None if kept => Outcome::ConnectionLost,
                 Some(response) if self.balanced && is_from_balancer(response) => Outcome::Unknown,
@@ -113,6 +123,9 @@ impl Load {
                     .lock()
                     .expect("no panic")
                     .push(Instant::now());
+                if let Some(received) = received {
+                    history.note_received(sent.clone(), received);
+                }
             }
             history.note(sent, outcome);
             if response.is_none() && !self.balanced {
@@ -133,18 +146,36 @@ impl Load {
     }
 }
 
-/// The load balancer had no node for the request.
+/// The load balancer had no node for the request, or no response from it.
 fn is_from_balancer(response: &Response) -> bool {
-    response.status == 503 && response.header("content-type") == Some("text/html")
+    [502, 503].contains(&response.status) && response.header("content-type") == Some("text/html")
 }
 
-fn exchange(mut client: Client, token: &str, sent: &Sent) -> (Option<Response>, Option<Client>) {
+struct Exchange {
+    response: Option<Response>,
+    /// Where the response ends in what the server has sent, if that is encrypted.
+    received: Option<Received>,
+    /// Whether the server had announced that it closes the connection before it read the request (HTTP/2).
+    is_unsent: bool,
+    /// None if the server closes it.
+    connection: Option<Client>,
+}
+
+fn exchange(mut client: Client, token: &str, sent: &Sent) -> Exchange {
+    let requests = client.requests_sent();
     client.try_send(crate::harness::add_request(token, body(sent).as_bytes()));
     let response = client.try_response();
+    let received = client.received();
     let closes = response
         .as_ref()
         .is_none_or(|response| response.header("connection") == Some("close"));
-    (response, (!closes).then_some(client))
+    Exchange {
+        is_unsent: response.is_none()
+            && requests.is_some_and(|before| client.requests_sent() == Some(before)),
+        response,
+        received,
+        connection: (!closes).then_some(client),
+    }
 }
 
 impl Running {

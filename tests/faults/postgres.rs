@@ -56,7 +56,7 @@ impl Node {
     }
 
     fn load(&self, load: Load) -> Running {
-        load.start(self.address, &self.server.token())
+        load.start(self.server.address(), &self.server.token())
     }
 }
 

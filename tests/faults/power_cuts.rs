@@ -87,9 +87,10 @@ fn cut_under(
     let directory = crate::harness::directory();
     let server = Server::start_under_strace(directory.path(), &strace::RECORD, &[]);
     let history = load.start(server.address(), &server.token()).finish();
+    let events = strace::events(&kill(server), directory.path());
     let recording = Recording {
         name: name.to_owned(),
-        events: strace::events(&kill(server), directory.path()),
+        events: strace::decrypt(events, history.received()),
         attempted: history.attempts().cloned().collect(),
         first_cut: 0,
     };
@@ -124,15 +125,21 @@ pub fn after_retries(seed: u64, kills: usize, cuts: usize, progress: &Progress) 
         };
         let first = load.start(server.address(), &server.token()).finish();
         // The server is dead already, unless a deliberate break removed all syncs.
-        events.extend(strace::events(&kill(server), directory.path()));
+        let of_first = strace::events(&kill(server), directory.path());
+        events.extend(strace::decrypt(of_first, first.received()));
         let first_cut = events.len();
 
         let server = Server::start_under_strace(directory.path(), &strace::RECORD, &[]);
         let mut client = server.connect();
+        let mut retries = History::default();
         for sent in first.attempts() {
-            client.add(&server.token(), body(sent).as_bytes());
+            let response = client.add(&server.token(), body(sent).as_bytes());
+            if let (200, Some(received)) = (response.status, client.received()) {
+                retries.note_received(sent.clone(), received);
+            }
         }
-        events.extend(strace::events(&kill(server), directory.path()));
+        let of_retries = strace::events(&kill(server), directory.path());
+        events.extend(strace::decrypt(of_retries, retries.received()));
         let recording = Recording {
             name: format!("retries-{number}"),
             events,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::checker::{History, Outcome};
 use crate::harness::clock::Clock;
-use crate::harness::{Server, directory, plantstore, run};
+use crate::harness::{Server, copy_environment, directory, plantstore, run};
 use crate::load::{Load, after_restart};
 use crate::random::Random;
 use crate::report::{Progress, Report};
@@ -109,6 +109,7 @@ impl Memory {
             .arg(plain.get_program())
             .args(LISTEN)
             .current_dir(place);
+        copy_environment(&plain, &mut command);
         command
     }
 }

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::harness::transport::transport;
+
 /// The result of one fault.
 pub struct Report {
     pub fault: &'static str,
@@ -47,11 +49,15 @@ impl Report {
         };
         let hangs = count("hang: ");
         let lost = count("lost: ");
+        let method = match transport().name() {
+            Some(transport) => format!("{}, clients over {transport}", self.method),
+            None => self.method.to_owned(),
+        };
         let columns = [
             self.fault.to_owned(),
             match self.note.as_str() {
-                "" => self.method.to_owned(),
-                note => format!("{}; {note}", self.method),
+                "" => method,
+                note => format!("{method}; {note}"),
             },
             thousands(self.runs),
             thousands(self.acknowledged),

@@ -86,7 +86,7 @@ impl Disk {
                 self.synced_names = self.names.clone();
                 self.renamings.clear();
             }
-            Event::Response(_) => {}
+            Event::Response(_) | Event::Encrypted { .. } => {}
         }
     }
 

@@ -5,6 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checker::Sent;
+use crate::harness::transport::Received;
+
 /// An event that matters to a power cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
@@ -31,16 +34,22 @@ pub enum Event {
     SyncDirectory,
     /// The bytes of a response that is sent to a client.
     Response(Vec<u8>),
+    /// Encrypted bytes that are sent to the client with this port, by their offsets in all that is sent to it.
+    Encrypted {
+        port: u16,
+        from: u64,
+        to: u64,
+    },
 }
 
 /// The options of strace.
 pub const RECORD: [&str; 6] = [
-    "-y",
+    "-yy",
     "-xx",
     "-s",
     "2000000",
     "-e",
-    "trace=openat,write,pwrite64,ftruncate,rename,renameat2,unlink,fsync,fdatasync,sendto",
+    "trace=openat,write,pwrite64,ftruncate,rename,renameat2,unlink,fsync,fdatasync,sendto,writev",
 ];
 
 /// Parses a recording of a server in this directory.
@@ -49,6 +58,7 @@ pub fn events(recording: &str, directory: &Path) -> Vec<Event> {
         directory: directory.to_str().expect("UTF-8").to_owned(),
         unfinished: HashMap::new(),
         positions: HashMap::new(),
+        sent: HashMap::new(),
     };
     recording
         .lines()
@@ -62,6 +72,8 @@ struct Reader {
     unfinished: HashMap<String, String>,
     /// File positions for plain `write` calls.
     positions: HashMap<String, u64>,
+    /// How many bytes were sent to the client with each port.
+    sent: HashMap<u16, u64>,
 }
 
 impl Reader {
@@ -79,6 +91,7 @@ impl Reader {
             let started = self.unfinished.remove(thread)?;
             let (_, result) = call.rsplit_once(" = ")?;
             let synced = started.contains("sync(");
+            self.correct(&started, result);
             return synced.then(|| self.sync(&started, result)).flatten();
         }
         let (call, result) = call.rsplit_once(" = ")?;
@@ -87,7 +100,19 @@ impl Reader {
         }
         // `?` is a call that never returned, such as one that was killed.
         let failed = result.starts_with('-') || result.starts_with('?');
-        (!failed).then(|| self.call(call.trim_end())).flatten()
+        let event = (!failed).then(|| self.call(call.trim_end())).flatten();
+        if !failed {
+            self.correct(call, result);
+        }
+        event
+    }
+
+    /// Fewer bytes may have been sent than were given to the call.
+    fn correct(&mut self, call: &str, result: &str) {
+        if let Some((port, bytes)) = sent_by(call) {
+            let unsent = bytes.len() as u64 - result.parse().unwrap_or(0);
+            *self.sent.entry(port).or_default() -= unsent;
+        }
     }
 
     fn sync(&mut self, call: &str, result: &str) -> Option<Event> {
@@ -156,7 +181,18 @@ impl Reader {
                 }
                 self.file(&path).map(Event::Sync)
             }
-            "sendto" => strings.into_iter().next().map(Event::Response),
+            "sendto" | "writev" => {
+                let (port, bytes) = sent_by(call)?;
+                let end = self.sent.entry(port).or_default();
+                let from = *end;
+                *end += bytes.len() as u64;
+                let to = *end;
+                Some(if bytes.starts_with(b"HTTP/1.1 ") {
+                    Event::Response(bytes)
+                } else {
+                    Event::Encrypted { port, from, to }
+                })
+            }
             _ => None,
         }
     }
@@ -172,6 +208,38 @@ impl Reader {
         let kept = ours && !name.ends_with("-shm");
         kept.then(|| name.to_owned())
     }
+}
+
+/// The port of the client, and the bytes that a call is to send to it.
+fn sent_by(call: &str) -> Option<(u16, Vec<u8>)> {
+    let is_send = call.starts_with("sendto(") || call.starts_with("writev(");
+    let (_, address) = call.split_once("<TCP:[").filter(|_| is_send)?;
+    let (address, buffers) = address.split_once("]>")?;
+    let (_, client) = address.split_once("->")?;
+    let port = client.rsplit(':').next()?.parse().ok()?;
+    let buffers = buffers.split('"').skip(1).step_by(2);
+    Some((port, buffers.flat_map(bytes).collect()))
+}
+
+/// Replaces encrypted bytes by the 200s that clients have read in them.
+pub fn decrypt(events: Vec<Event>, received: &[(Sent, Received)]) -> Vec<Event> {
+    let responses_in = |port, from, to| {
+        let is_in =
+            move |read: &Received| read.port == port && from < read.bytes && read.bytes <= to;
+        let read = received.iter().filter(move |(_, read)| is_in(read));
+        read.map(|((_, name, _), _)| {
+            let body = serde_json::json!({ "name": name });
+            Event::Response(format!("HTTP/1.1 200 OK\r\n\r\n{body}").into_bytes())
+        })
+    };
+    let mut decrypted = Vec::new();
+    for event in events {
+        match event {
+            Event::Encrypted { port, from, to } => decrypted.extend(responses_in(port, from, to)),
+            event => decrypted.push(event),
+        }
+    }
+    decrypted
 }
 
 /// `\x61\x62` → `ab`.

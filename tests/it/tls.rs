@@ -12,6 +12,7 @@ use rustls::{ClientConnection, StreamOwned};
 use tempfile::TempDir;
 use tokio_rustls::rustls;
 
+use crate::harness::clock::Clock;
 use crate::harness::transport::Certificate;
 use crate::harness::{Client, PATIENCE, Server, add_request, directory, run, wait_until};
 
@@ -234,6 +235,42 @@ fn a_changed_certificate_is_used_for_new_connections_and_open_ones_stay() {
         "{line}"
     );
     assert!(exchange(&mut connect(server.address(), &used), &request).is_ok());
+}
+
+/// The clock of the server may be wrong, and clients with the right time accept the certificate.
+#[test]
+fn a_certificate_that_is_not_valid_yet_is_a_warning_at_the_start_and_an_error_later() {
+    let (directory, certificates) = (directory(), directory());
+    let path = directory.path();
+    let install = |certificate: &Certificate| {
+        fs::copy(&certificate.key, path.join("server.key")).expect("a copy");
+        fs::copy(&certificate.cert, path.join("server.crt")).expect("a copy");
+    };
+    let certificate = Certificate::create(certificates.path(), "first", 100);
+    install(&certificate);
+    let clock = Clock::new(path);
+    clock.set("-400d");
+    let mut command = crate::harness::plantstore(path);
+    command.args(["serve", "--listen", "127.0.0.1:0"]);
+    command.args(["--tls-cert", "server.crt", "--tls-key", "server.key"]);
+    clock.apply_to(&mut command);
+    let server = Server::start_command(command, path);
+    let logged = server.everything_logged();
+    assert!(
+        logged.contains("the certificate is not valid yet"),
+        "{logged}"
+    );
+    let request = add_request(&server.token(), BODY);
+    let response = exchange(&mut connect(server.address(), &certificate), &request);
+    assert!(response.is_ok_and(|response| response.starts_with("HTTP/1.1 200")));
+
+    clock.set("+0");
+    install(&Certificate::create_for_later(certificates.path(), "later"));
+    server.signal("-HUP");
+    let line = server.wait_for_line(|line| line["level"] == "ERROR");
+    let problem = line["error"].as_str().expect("a cause");
+    assert!(problem.contains("it is valid only from "), "{line}");
+    assert!(exchange(&mut connect(server.address(), &certificate), &request).is_ok());
 }
 
 #[test]

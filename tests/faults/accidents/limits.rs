@@ -9,7 +9,8 @@ use rusqlite::Connection;
 
 use crate::accidents::{Case, Row, within};
 use crate::checker::Outcome;
-use crate::harness::{Client, PATIENCE, Server, plantstore};
+use crate::harness::transport::{Transport, transport};
+use crate::harness::{Client, PATIENCE, Server, copy_environment, plantstore};
 
 /// Shorter than any timeout of the server.
 const TIMEOUT: &str = "100s";
@@ -36,21 +37,28 @@ pub fn rows() -> Vec<Row> {
         )
         .case("300 connections", few_descriptors)
         .case("silent connections", silent_connections),
-        Row::new(
-            "incomplete requests at shutdown",
-            "50 connections that have sent nothing, half of the headers, or half of a body, then SIGTERM",
-            "they are closed at once and the server exits with 0",
-        )
-        .case("headers", |case| {
-            half_sent(case, "POST /plants HTTP/1.1\r\nhost: x\r\n");
-        })
-        .case("body", |case| {
-            let head = "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer TOKEN\r\n";
-            let body = "content-type: application/json\r\ncontent-length: 100\r\n\r\n{\"id\":";
-            half_sent(case, &[head, body].concat());
-        })
-        .case("nothing", |case| half_sent(case, "")),
+        incomplete_requests(),
     ]
+}
+
+fn incomplete_requests() -> Row {
+    let expected = "they are closed at once and the server exits with 0";
+    let body = |case: &mut Case| {
+        let head = "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer TOKEN\r\n";
+        let body = "content-type: application/json\r\ncontent-length: 100\r\n\r\n{\"id\":";
+        half_sent(case, &[head, body].concat());
+    };
+    let headers = |case: &mut Case| half_sent(case, "POST /plants HTTP/1.1\r\nhost: x\r\n");
+    // Half of the headers cannot be translated to HTTP/2.
+    let row = if transport() == Transport::Http2 {
+        let done = "50 connections that have sent nothing, or half of a body, then SIGTERM";
+        Row::new("incomplete requests at shutdown", done, expected)
+    } else {
+        let done = "50 connections that have sent nothing, half of the headers, or half of a body, then SIGTERM";
+        Row::new("incomplete requests at shutdown", done, expected).case("headers", headers)
+    };
+    row.case("body", body)
+        .case("nothing", |case| half_sent(case, ""))
 }
 
 fn long_reader(case: &mut Case) {
@@ -157,6 +165,7 @@ fn few_descriptors(case: &mut Case) {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -n 200 && exec \"$0\" \"$@\""]);
     command.arg(plain.get_program()).current_dir(case.dir());
+    copy_environment(&plain, &mut command);
     command.args([
         "serve",
         "--listen",

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::checker::{History, Outcome};
+use crate::harness::transport::{Transport, certificate, transport};
 use crate::harness::{PATIENCE, directory, wait_until};
 use crate::load::Load;
 use crate::postgres::cluster::{Postgres, free_port};
@@ -102,6 +103,12 @@ pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
+/// The options of a node that HAProxy reaches over TLS.
+fn tls(protocol: &str) -> String {
+    let certificate = certificate().cert.display();
+    format!(" ssl verify required ca-file {certificate} alpn {protocol} check-alpn {protocol}")
+}
+
 /// HAProxy with health checks on `/readyz`, which redispatches a request if it cannot connect.
 struct Balancer {
     address: SocketAddr,
@@ -132,12 +139,19 @@ frontend statistics
   stats uri /
 backend nodes
   balance roundrobin
-  option httpchk GET /openapi.yaml
+  option httpchk
+  http-check send meth GET uri /openapi.yaml ver HTTP/1.1 hdr host nodes
   default-server check inter 50ms fall 1 rise 1
 "
         );
+        let tls = match transport() {
+            Transport::Plain => String::new(),
+            Transport::Tls => tls("http/1.1"),
+            Transport::Http2 => tls("h2"),
+        };
         for (at, node) in nodes.iter().enumerate() {
-            writeln!(configuration, "  server node{at} {}", node.address).expect("it is a string");
+            let address = node.address;
+            writeln!(configuration, "  server node{at} {address}{tls}").expect("it is a string");
         }
         let file = place.path().join("haproxy.cfg");
         fs::write(&file, configuration).expect("a file");

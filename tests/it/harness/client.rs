@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use serde_json::Value;
 
-use super::transport::{Transport, transport};
+use super::transport::{Received, Transport, received, requests_sent, transport};
 use super::{HANG, PATIENCE};
 
 /// One connection.
@@ -119,6 +119,16 @@ impl Client {
             .read_to_string(&mut response.body);
         // A server that is killed may have sent a part of it.
         (read.ok() == usize::try_from(length).ok()).then_some(response)
+    }
+
+    /// How much a bridge has received for this client; none without a bridge.
+    pub fn received(&self) -> Option<Received> {
+        received(self.stream.get_ref().local_addr().ok()?)
+    }
+
+    /// How many of its requests a bridge has sent to the server; none without HTTP/2.
+    pub fn requests_sent(&self) -> Option<u64> {
+        requests_sent(self.stream.get_ref().local_addr().ok()?)
     }
 
     /// The next line; none if the server closes the connection. Panics on a timeout.

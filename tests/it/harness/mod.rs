@@ -62,6 +62,16 @@ pub fn plantstore(directory: &Path) -> Command {
     command
 }
 
+/// For a command that runs the binary by another program, such as a shell.
+pub fn copy_environment(from: &Command, to: &mut Command) {
+    for (name, value) in from.get_envs() {
+        match value {
+            Some(value) => to.env(name, value),
+            None => to.env_remove(name),
+        };
+    }
+}
+
 /// Runs a command and waits for it to exit.
 pub fn run(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = plantstore(directory);
@@ -194,12 +204,7 @@ impl Server {
     pub fn strace_command(directory: &Path, strace: &[&str], arguments: &[&str]) -> Command {
         let plain = plantstore(directory);
         let mut command = Command::new("strace");
-        for (name, value) in plain.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+        copy_environment(&plain, &mut command);
         command
             .args(["-D", "-f", "-q", "-o", "strace.out"])
             .args(strace)

@@ -2,10 +2,15 @@
 //! its address is that of a bridge in this process, which encrypts what a test sends, or translates it to HTTP/2. So one text
 //! tests all three.
 
+use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::task::{Context, Poll, ready};
 
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HOST, TRANSFER_ENCODING};
@@ -16,6 +21,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
@@ -29,6 +35,17 @@ pub enum Transport {
     Plain,
     Tls,
     Http2,
+}
+
+impl Transport {
+    /// As in documents; none for HTTP/1.1 without TLS.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Plain => None,
+            Self::Tls => Some("TLS"),
+            Self::Http2 => Some("HTTP/2"),
+        }
+    }
 }
 
 pub fn transport() -> Transport {
@@ -55,6 +72,11 @@ impl Certificate {
     /// A certificate that was valid for two days, ten days ago.
     pub fn create_expired(directory: &Path, name: &str) -> Self {
         Self::create_at("-10d", directory, name, 2)
+    }
+
+    /// A certificate that will be valid in ten days.
+    pub fn create_for_later(directory: &Path, name: &str) -> Self {
+        Self::create_at("+10d", directory, name, 100)
     }
 
     fn create_at(time: &str, directory: &Path, name: &str, days: u32) -> Self {
@@ -157,32 +179,135 @@ async fn connect(
     client: &TcpStream,
     server: SocketAddr,
     connector: &TlsConnector,
-) -> std::io::Result<TlsStream<TcpStream>> {
+) -> io::Result<TlsStream<Counted>> {
     client.set_nodelay(true)?;
+    let client = client.peer_addr()?;
     let socket = TcpSocket::new_v4()?;
-    socket.bind((client.peer_addr()?.ip(), 0).into())?;
+    socket.bind((client.ip(), 0).into())?;
     let stream = socket.connect(server).await?;
     stream.set_nodelay(true)?;
     let name = ServerName::from(server.ip());
-    connector.connect(name, stream).await
+    let connection = Arc::new(Connection {
+        port: stream.local_addr()?.port(),
+        bytes: AtomicU64::new(0),
+        requests: AtomicU64::new(0),
+    });
+    let known = (client, Arc::clone(&connection));
+    CONNECTIONS.lock().expect("no panic").extend([known]);
+    connector
+        .connect(name, Counted { stream, connection })
+        .await
 }
 
-async fn encrypt(mut client: TcpStream, mut server: TlsStream<TcpStream>) {
+/// A connection of a bridge to the server.
+#[derive(Debug)]
+struct Connection {
+    port: u16,
+    /// How many bytes were received.
+    bytes: AtomicU64,
+    /// How many requests were sent (HTTP/2).
+    requests: AtomicU64,
+}
+
+/// By the address of the client.
+static CONNECTIONS: LazyLock<Mutex<HashMap<SocketAddr, Arc<Connection>>>> =
+    LazyLock::new(Mutex::default);
+
+/// None without a bridge.
+fn connection_of(client: SocketAddr) -> Option<Arc<Connection>> {
+    let connections = CONNECTIONS.lock().expect("no panic");
+    connections.get(&client).cloned()
+}
+
+/// How much of a connection to the server a bridge has received when a client has read a response: with that, the response can
+/// be found in a record of what the server sends, although it is encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// The port of the bridge.
+    pub port: u16,
+    pub bytes: u64,
+}
+
+/// What was received for this client; none without a bridge.
+pub fn received(client: SocketAddr) -> Option<Received> {
+    let connection = connection_of(client)?;
+    Some(Received {
+        port: connection.port,
+        bytes: connection.bytes.load(Ordering::SeqCst),
+    })
+}
+
+/// How many requests of this client were sent to the server; none without translation to HTTP/2. After the server has announced
+/// that it closes the connection (GOAWAY), no more are sent.
+pub fn requests_sent(client: SocketAddr) -> Option<u64> {
+    let connection = connection_of(client).filter(|_| transport() == Transport::Http2)?;
+    Some(connection.requests.load(Ordering::SeqCst))
+}
+
+/// Counts what it reads.
+struct Counted {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        let read = buffer.filled().len() - before;
+        self.connection
+            .bytes
+            .fetch_add(read as u64, Ordering::SeqCst);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+async fn encrypt(mut client: TcpStream, mut server: TlsStream<Counted>) {
     let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
 }
 
-async fn translate(client: TcpStream, server: TlsStream<TcpStream>) {
+async fn translate(client: TcpStream, server: TlsStream<Counted>) {
+    let sent_over = Arc::clone(&server.get_ref().0.connection);
     let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     let Ok((sender, connection)) = builder.handshake(TokioIo::new(server)).await else {
         return;
     };
     let connection = tokio::spawn(connection);
+    let sent_over = &sent_over;
     let service = service_fn(|request: Request<Incoming>| {
         let mut sender = sender.clone();
         async move {
             sender.ready().await?;
-            let response = sender.send_request(as_http2(request)).await?;
-            Ok::<_, hyper::Error>(as_http1(response))
+            sent_over.requests.fetch_add(1, Ordering::SeqCst);
+            let response = sender.send_request(as_http2(request)).await;
+            let response = response.inspect_err(|error| {
+                if is_unsent(error) {
+                    sent_over.requests.fetch_sub(1, Ordering::SeqCst);
+                }
+            });
+            Ok::<_, hyper::Error>(as_http1(response?))
         }
     });
     let translation = hyper::server::conn::http1::Builder::new()
@@ -197,6 +322,12 @@ async fn translate(client: TcpStream, server: TlsStream<TcpStream>) {
             let _ = translation.await;
         }
     }
+}
+
+/// Whether a request has failed because the server had announced, before it read the request, that it closes the connection. Such
+/// a request is not handled (RFC 9113, section 6.8). hyper does not export the type of this error.
+fn is_unsent(error: &hyper::Error) -> bool {
+    error.is_canceled() || format!("{error:?}").contains("GoAway(b\"\", NO_ERROR, Remote)")
 }
 
 fn as_http2(mut request: Request<Incoming>) -> Request<Incoming> {
