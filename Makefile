@@ -122,8 +122,8 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# Attacks and overload while honest clients use the service; writes the tables of docs/security.md. About 20 minutes; ONLY
-# selects by name.
+# Attacks, HTTP/2 floods and overload while honest clients use the service; writes the tables of docs/security.md. About 25 minutes;
+# ONLY selects by name (ONLY=TLS: the floods).
 harden: bench-build
 	@scripts/install-missing postgresql
 	tests/harden/run

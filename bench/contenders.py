@@ -138,6 +138,7 @@ class PlantStore(Contender):
     promise = "On disk. Replays get the same response."
     peer = False
     flags = ()
+    ops_port = 0  # any
 
     def prepare(self):
         self.store = f"sqlite:{self.directory}/plantstore.db"
@@ -148,7 +149,7 @@ class PlantStore(Contender):
         self.secret = measure.run_unprivileged(command, self.directory).strip()
 
     def command(self):
-        listeners = ["--listen", self.address, "--ops-listen", "127.0.0.1:0"]
+        listeners = ["--listen", self.address, "--ops-listen", f"127.0.0.1:{self.ops_port}"]
         return [RELEASE / "plantstore", "serve", *listeners, "--store", self.store, *self.flags]
 
     def count(self):
