@@ -15,7 +15,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults schemathesis harden fuzz bench bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults schemathesis harden fuzz bench bench-tls bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -145,8 +145,8 @@ faults:
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
 
-# Attacks and overload while honest clients use the service; writes the tables of docs/security.md. About 20 minutes; ONLY
-# selects by name.
+# Attacks, HTTP/2 floods and overload while honest clients use the service; writes the tables of docs/security.md. About 25 minutes;
+# ONLY selects by name (ONLY=TLS: the floods).
 harden: bench-build
 	@scripts/install-missing postgresql
 	tests/harden/run
@@ -160,10 +160,15 @@ fuzz: $(TOOLS)/bin/cargo-fuzz
 $(TOOLS)/bin/cargo-fuzz:
 	$(CARGO) install cargo-fuzz --version $(FUZZ_VERSION) --locked --debug --root $(TOOLS)
 
-# Compares the service with other servers and with the baseline; writes docs/performance.md. About 25 minutes; ROUNDS and
-# SECONDS_A_ROUND shorten it.
+# Compares the service with other servers and with the baseline, and TLS and HTTP/2 with HTTP/1.1; writes docs/performance.md. About
+# 30 minutes; ROUNDS and SECONDS_A_ROUND shorten it.
 bench: bench-build
 	bench/run
+	bench/tls
+
+# Only TLS and HTTP/2. About 3 minutes.
+bench-tls: bench-build
+	bench/tls
 
 # Throughput as the store grows to ten million plants; writes docs/performance.md. About 10 minutes; PLANTS_MAX shortens it.
 bench-growth: bench-build

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import sqlite3
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -32,6 +33,7 @@ class Contender:
     peer = True  # neither Plant Store nor the baseline
     path = "/plants"
     expect = 200
+    certificate = None  # the file of it, with TLS
     bodies = ('{"id":@id,"name":"@name"}', '{"id":@id,"name":"@name","tag":"indoor"}')
 
     def __init__(self, directory):
@@ -99,7 +101,8 @@ class Contender:
         headers = dict(header.split(": ", 1) for header in self.headers())
         headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.url + path, body and body.encode(), headers)
-        with urllib.request.urlopen(request, timeout=10) as response:
+        context = ssl.create_default_context(cafile=self.certificate) if self.certificate else None
+        with urllib.request.urlopen(request, timeout=10, context=context) as response:
             response.body = response.read()
             return response
 
@@ -135,6 +138,7 @@ class PlantStore(Contender):
     promise = "On disk. Replays get the same response."
     peer = False
     flags = ()
+    ops_port = 0  # any
 
     def prepare(self):
         self.store = f"sqlite:{self.directory}/plantstore.db"
@@ -145,7 +149,7 @@ class PlantStore(Contender):
         self.secret = measure.run_unprivileged(command, self.directory).strip()
 
     def command(self):
-        listeners = ["--listen", self.address, "--ops-listen", "127.0.0.1:0"]
+        listeners = ["--listen", self.address, "--ops-listen", f"127.0.0.1:{self.ops_port}"]
         return [RELEASE / "plantstore", "serve", *listeners, "--store", self.store, *self.flags]
 
     def count(self):
@@ -158,6 +162,29 @@ class PlantStoreQuiet(PlantStore):
 
     def command(self):
         return [*super().command(), "--log-level", "warn"]
+
+
+class PlantStoreTls(PlantStore):
+    """With a certificate of its own, for HTTP/1.1 and HTTP/2."""
+
+    name = "Plant Store, TLS"
+    promise = "As Plant Store."
+
+    @classmethod
+    def install(cls):
+        install.from_debian("openssl")
+
+    def prepare(self):
+        super().prepare()
+        self.url = f"https://{self.address}"
+        self.certificate, key = self.directory / "cert.pem", self.directory / "key.pem"
+        create = [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30", "-subj", "/CN=localhost",
+            "-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout", key, "-out", self.certificate,
+        ]  # fmt: skip
+        measure.run_unprivileged(create, self.directory)
+        self.flags = ["--tls-cert", self.certificate, "--tls-key", key]
 
 
 class Baseline(PlantStore):

@@ -58,7 +58,10 @@ def run_unprivileged(command, directory, timeout=120, **environment):
     return done.stdout
 
 
-def load_command(contender, connections, *, seconds=None, requests=None, rate=None, random=False, tokens=None, from_send=False):
+def load_command(
+    contender, connections, *, streams=None, seconds=None, requests=None, rate=None, random=False, tokens=None, from_send=False
+):
+    """With `streams`, HTTP/2 with this many requests at a time on each connection."""
     command = [
         RELEASE / "examples" / "load", "--address", contender.address, "--connections", str(connections),
         "--path", contender.path, "--expect", str(contender.expect), "--first", str(contender.next_plant),
@@ -68,6 +71,8 @@ def load_command(contender, connections, *, seconds=None, requests=None, rate=No
         command += ["--header", header]
     for body in contender.bodies:
         command += ["--body", body]
+    command += ["--tls", contender.certificate] if contender.certificate else []
+    command += ["--streams", str(streams)] if streams else []
     command += ["--tokens", tokens] if tokens else []
     command += ["--seconds", str(seconds)] if seconds else ["--requests", str(requests)]
     command += ["--rate", str(rate)] if rate else []

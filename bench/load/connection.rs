@@ -1,52 +1,101 @@
-//! One connection: sends a request and parses its response.
+//! One connection to the server: HTTP/1.1 with one request at a time, or HTTP/2 with several.
 
-use std::io::{self, ErrorKind, Read};
-use std::net::SocketAddr;
-use std::time::Instant;
+use std::io::{self, ErrorKind};
 
-use anyhow::Context;
-use mio::net::TcpStream;
-use mio::{Interest, Poll, Token};
+use mio::{Poll, Token};
 
-/// Waits for at most one response.
+use crate::Settings;
+use crate::http2::Http2;
+use crate::requests::Request;
+use crate::transport::{Tls, Transport};
+
 pub struct Connection {
-    pub stream: TcpStream,
-    /// The received part of the response.
-    pub input: Vec<u8>,
-    /// The scheduled send time of the request.
-    pub due: Instant,
+    transport: Transport,
+    protocol: Protocol,
     pub open: bool,
 }
 
+enum Protocol {
+    /// The received part of the response.
+    Http1(Vec<u8>),
+    Http2(Http2),
+}
+
+/// A complete response.
+pub struct Response {
+    /// The request of the connection that it belongs to: always 0 for HTTP/1.1.
+    pub slot: usize,
+    pub status: u16,
+    /// As it was received, if the status is not the expected one.
+    pub unexpected: Option<String>,
+}
+
 impl Connection {
-    pub fn open(address: SocketAddr, poll: &Poll, token: Token) -> anyhow::Result<Self> {
-        // One after the other, so that no server's backlog overflows.
-        let stream = std::net::TcpStream::connect(address).context("connect")?;
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        let mut stream = TcpStream::from_std(stream);
-        poll.registry()
-            .register(&mut stream, token, Interest::READABLE)?;
-        Ok(Self {
-            stream,
-            input: Vec::with_capacity(4096),
-            due: Instant::now(),
+    pub fn open(
+        settings: &Settings,
+        tls: Option<&Tls>,
+        poll: &Poll,
+        token: Token,
+    ) -> anyhow::Result<Self> {
+        let transport = Transport::connect(settings.address, tls, poll, token)?;
+        let mut connection = Self {
+            transport,
+            protocol: match settings.streams {
+                Some(_) => Protocol::Http2(Http2::new()),
+                None => Protocol::Http1(Vec::with_capacity(4096)),
+            },
             open: true,
-        })
+        };
+        connection.flush()?;
+        Ok(connection)
     }
 
-    /// The status of the response, once it is complete.
-    pub fn receive(&mut self) -> io::Result<Option<u16>> {
-        let mut buffer = [0; 4096];
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(len) => self.input.extend_from_slice(&buffer[..len]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(error),
+    /// Sends a request. With HTTP/2, several of them are sent with one `flush`.
+    pub fn send(&mut self, slot: usize, request: &mut Request<'_>) -> io::Result<()> {
+        match &mut self.protocol {
+            Protocol::Http1(_) => self.transport.write(request.as_http1()),
+            Protocol::Http2(http2) => {
+                http2.send(slot, request);
+                Ok(())
             }
-            if let Some(status) = complete_response(&self.input) {
-                return Ok(Some(status));
+        }
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        if let Protocol::Http2(http2) = &mut self.protocol {
+            let output = http2.output();
+            self.transport.write(output)?;
+            output.clear();
+        }
+        Ok(())
+    }
+
+    /// Reads what has arrived, and appends the responses that are complete.
+    pub fn receive(&mut self, expect: u16, responses: &mut Vec<Response>) -> io::Result<()> {
+        self.transport.send_rest()?;
+        match &mut self.protocol {
+            Protocol::Http1(input) => loop {
+                if !self.transport.read(input)? {
+                    return Ok(());
+                }
+                let Some(status) = complete_response(input) else {
+                    continue;
+                };
+                let text = || String::from_utf8_lossy(input).into_owned();
+                let unexpected = (status != expect).then(text);
+                input.clear();
+                responses.push(Response {
+                    slot: 0,
+                    status,
+                    unexpected,
+                });
+                return Ok(());
+            },
+            Protocol::Http2(http2) => {
+                while self.transport.read(http2.input())? {
+                    http2.receive(expect, responses)?;
+                }
+                self.flush()
             }
         }
     }
@@ -71,4 +120,9 @@ fn complete_response(input: &[u8]) -> Option<u16> {
         None => true,
     };
     whole.then_some(status)
+}
+
+/// The server has closed the connection, or has sent what is not valid.
+pub fn broken(reason: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, reason)
 }

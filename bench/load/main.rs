@@ -1,15 +1,18 @@
-//! The load generator: one thread, non-blocking, HTTP/1.1 with keep-alive, one request at a time on a connection.
+//! The load generator: one thread, non-blocking, HTTP/1.1 with keep-alive and one request at a time on a connection, or HTTP/2 with
+//! several (`--streams`). A *slot* is what has one request at a time: a connection, or one of the streams of an HTTP/2 connection.
 //!
-//! In the closed loop a connection sends its next request as soon as it has the response. In the open loop (`--rate`) requests have a
-//! time at which they should be sent, and latency counts from then, however late a connection came free.
-//! Before the measurement starts every connection has had one response. Prints one line of JSON.
+//! In the closed loop a slot sends its next request as soon as it has the response. In the open loop (`--rate`) requests have a
+//! time at which they should be sent, and latency counts from then, however late a slot came free.
+//! Before the measurement starts every slot has had one response. Prints one line of JSON.
 
 mod connection;
+mod http2;
 mod requests;
+mod transport;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -26,8 +29,9 @@ use rustix::time::{
 };
 use serde_json::json;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Response};
 use crate::requests::Requests;
+use crate::transport::Tls;
 
 const TIMER: Token = Token(usize::MAX);
 
@@ -41,6 +45,12 @@ struct Settings {
     address: SocketAddr,
     #[arg(long, default_value_t = 1)]
     connections: usize,
+    /// Use TLS 1.3; a PEM file with the certificate of the server, for `localhost`
+    #[arg(long, value_name = "CERTIFICATE")]
+    tls: Option<PathBuf>,
+    /// Use HTTP/2 with this many requests at a time on each connection
+    #[arg(long, requires = "tls")]
+    streams: Option<usize>,
     /// Send for this long
     #[arg(long, required_unless_present = "requests")]
     seconds: Option<f64>,
@@ -111,8 +121,13 @@ fn main() -> anyhow::Result<()> {
 struct Load {
     poll: Poll,
     connections: Vec<Connection>,
-    /// Idle connections.
+    slots_per_connection: usize,
     idle: Vec<usize>,
+    /// By slot: when its request should have been sent.
+    due: Vec<Instant>,
+    /// Connections with requests that have to be flushed.
+    unflushed: Vec<usize>,
+    responses: Vec<Response>,
     requests: Requests,
     expect: u16,
     from_send: bool,
@@ -143,21 +158,31 @@ struct Pace {
 impl Load {
     fn connect(settings: &Settings) -> anyhow::Result<Self> {
         let poll = Poll::new()?;
+        let protocol = settings.streams.map_or("http/1.1", |_| "h2");
+        let tls = settings.tls.as_deref();
+        let tls = tls.map(|path| Tls::new(path, protocol)).transpose()?;
         let mut connections = Vec::with_capacity(settings.connections);
         for index in 0..settings.connections {
-            connections.push(Connection::open(settings.address, &poll, Token(index))?);
+            let connection = Connection::open(settings, tls.as_ref(), &poll, Token(index))?;
+            connections.push(connection);
         }
+        let slots_per_connection = settings.streams.unwrap_or(1);
+        let slots = connections.len() * slots_per_connection;
         let start = Instant::now();
         Ok(Self {
             poll,
-            idle: (0..connections.len()).rev().collect(),
+            slots_per_connection,
+            idle: (0..slots).rev().collect(),
+            due: vec![start; slots],
+            unflushed: Vec::new(),
+            responses: Vec::new(),
             requests: Requests::new(settings)?,
             expect: settings.expect,
             from_send: settings.from_send,
             start,
             end: None,
             sent_before: 0,
-            sent_max: connections.len() as u64,
+            sent_max: slots as u64,
             pace: None,
             sent: 0,
             last_response: start,
@@ -201,7 +226,7 @@ impl Load {
             if now > self.last_response + PATIENCE {
                 return Ok(());
             }
-            // While no connection is idle the timer would only take processor time from the server.
+            // While no slot is idle the timer would only take processor time from the server.
             if let Some(pace) = &mut self.pace
                 && pace.has_fired
                 && !self.idle.is_empty()
@@ -223,7 +248,7 @@ impl Load {
     }
 
     fn in_flight(&self) -> usize {
-        self.connections.len() - self.idle.len() - self.closed
+        (self.connections.len() - self.closed) * self.slots_per_connection - self.idle.len()
     }
 
     fn is_lost(&self) -> bool {
@@ -245,44 +270,61 @@ impl Load {
 
     fn send_what_is_due(&mut self, now: Instant) {
         while let Some(due) = self.next_due(now).filter(|due| *due <= now)
-            && let Some(index) = self.idle.pop()
+            && let Some(slot) = self.idle.pop()
         {
-            let request = self.requests.make(self.sent);
-            let connection = &mut self.connections[index];
-            connection.due = if self.from_send { now } else { due };
+            self.due[slot] = if self.from_send { now } else { due };
+            let mut request = self.requests.make(self.sent);
             self.sent += 1;
-            // A request is small, and the socket buffer is empty: a partial write means that the connection is broken.
-            match connection.stream.write(request) {
-                Ok(len) if len == request.len() => {}
-                _ => self.retire(index),
+            let index = slot / self.slots_per_connection;
+            let slot = slot % self.slots_per_connection;
+            match self.connections[index].send(slot, &mut request) {
+                Ok(()) if self.unflushed.last() != Some(&index) => self.unflushed.push(index),
+                Ok(()) => {}
+                Err(_) => self.retire(index),
+            }
+        }
+        while let Some(index) = self.unflushed.pop() {
+            if self.connections[index].flush().is_err() {
+                self.retire(index);
             }
         }
     }
 
     fn receive(&mut self, index: usize) -> anyhow::Result<()> {
-        let connection = &mut self.connections[index];
-        match connection.receive() {
-            Ok(None) => {}
-            Ok(Some(status)) => {
-                let now = Instant::now();
-                let seen = self.statuses.entry(status).or_default();
-                *seen += 1;
-                if status == self.expect {
-                    let latency = u64::try_from((now - connection.due).as_nanos())?;
-                    self.latencies.saturating_record(latency);
-                } else if *seen == 1 {
-                    eprintln!("{}", String::from_utf8_lossy(&connection.input));
-                }
-                connection.input.clear();
-                self.last_response = now;
-                self.idle.push(index);
-                self.send_what_is_due(now);
-            }
-            Err(error) => {
-                eprintln!("connection {index}: {error}");
-                self.retire(index);
-            }
+        if !self.connections[index].open {
+            return Ok(());
         }
+        let mut responses = std::mem::take(&mut self.responses);
+        let received = self.connections[index].receive(self.expect, &mut responses);
+        if !responses.is_empty() {
+            let now = Instant::now();
+            for response in responses.drain(..) {
+                self.count(index, &response, now)?;
+            }
+            self.last_response = now;
+            self.responses = responses;
+            self.send_what_is_due(now);
+        }
+        if let Err(error) = received {
+            eprintln!("connection {index}: {error}");
+            self.retire(index);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, index: usize, response: &Response, now: Instant) -> anyhow::Result<()> {
+        let slot = index * self.slots_per_connection + response.slot;
+        let seen = self.statuses.entry(response.status).or_default();
+        *seen += 1;
+        match &response.unexpected {
+            None => {
+                let latency = u64::try_from((now - self.due[slot]).as_nanos())?;
+                self.latencies.saturating_record(latency);
+            }
+            Some(text) if *seen == 1 => eprintln!("{text}"),
+            Some(_) => {}
+        }
+        self.idle.push(slot);
         Ok(())
     }
 
@@ -292,7 +334,8 @@ impl Load {
         if connection.open {
             connection.open = false;
             self.closed += 1;
-            self.idle.retain(|idle| *idle != index);
+            let slots = self.slots_per_connection;
+            self.idle.retain(|slot| slot / slots != index);
         }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Socket<T> {
     /// Since when the sending side is being closed, and whether it is.
     closing_since: Option<Instant>,
     is_half_closed: bool,
+    /// Bytes that were read since then.
+    lingered_bytes: usize,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
@@ -36,6 +38,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
             stalled_since: None,
             closing_since: None,
             is_half_closed: false,
+            lingered_bytes: 0,
         }
     }
 
@@ -110,11 +113,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     }
 
     /// Closes the sending side, then reads on for a while (a lingering close): closing a socket with unread bytes resets the
-    /// connection, and the reset can overtake the response.
+    /// connection, and the reset can overtake the response. `max` and `bytes_max` limit the time and the bytes.
     pub(super) fn poll_close(
         &mut self,
         cx: &mut Context<'_>,
         max: Duration,
+        bytes_max: usize,
     ) -> Poll<io::Result<()>> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         if !self.is_half_closed {
@@ -131,7 +135,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
             let mut scratch = ReadBuf::new(&mut scratch);
             match Pin::new(&mut self.io).poll_read(cx, &mut scratch) {
                 Poll::Pending => return self.timer.as_mut().poll(cx).map(Ok),
-                Poll::Ready(Ok(())) if !scratch.filled().is_empty() && since.elapsed() < max => {
+                Poll::Ready(Ok(()))
+                    if !scratch.filled().is_empty()
+                        && since.elapsed() < max
+                        && self.lingered_bytes < bytes_max =>
+                {
+                    self.lingered_bytes += scratch.filled().len();
                     self.timer.as_mut().reset(Instant::now() + LINGER_IDLE_MAX);
                 }
                 Poll::Ready(_) => return Poll::Ready(Ok(())),

@@ -82,8 +82,9 @@ fn start_patient() -> Tls {
     ])
 }
 
-/// Sends many frames: the server closes the connection, and others are not affected.
+/// Sends many frames: the server closes the connection and counts it, and others are not affected.
 fn flood(tls: &Tls, frames: impl Fn(u32) -> Vec<u8>) {
+    let before = floods(tls);
     let mut connection = tls.connect();
     for number in 0..20_000 {
         if connection.0.write_all(&frames(number)).is_err() {
@@ -91,6 +92,8 @@ fn flood(tls: &Tls, frames: impl Fn(u32) -> Vec<u8>) {
         }
     }
     connection.ends();
+    drop(connection);
+    wait_until("it is counted", || floods(tls) == before + 1);
     tls.works();
 }
 
@@ -105,7 +108,25 @@ fn settings_pings_priorities_and_window_updates_without_end_close_the_connection
     flood(&tls, |_| frame(PING, 0, 0, &[0; 8]));
     flood(&tls, |_| frame(PRIORITY, 0, 3, &[0, 0, 0, 0, 1]));
     flood(&tls, |_| frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]));
-    wait_until("they are counted", || floods(&tls) == 4);
+}
+
+#[test]
+fn invalid_frames_are_not_logged_one_by_one() {
+    let tls = start_patient();
+    flood(&tls, |_| frame(PING, ACK, 0, &[1; 8]));
+    let log = tls.server.everything_logged();
+    assert!(!log.contains("PING"), "{log}");
+}
+
+#[test]
+fn a_client_that_goes_on_after_the_end_of_its_connection_is_disconnected() {
+    let tls = start_patient();
+    let mut connection = tls.connect();
+    connection.send(SETTINGS, 0, 3, &[]);
+    connection.wait_for(|frame| frame.kind == GOAWAY);
+    let ping = frame(PING, 0, 0, &[0; 8]).repeat(1000);
+    let mut writes = (0..5000).map(|_| connection.0.write_all(&ping));
+    assert!(writes.any(|written| written.is_err()));
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<T> {
         } else {
             LINGER_MAX
         };
-        self.socket.poll_close(cx, max)
+        self.socket.poll_close(cx, max, usize::MAX)
     }
 
     // `is_write_vectored` stays false: hyper then writes a whole response at once, which is faster for small ones and lets

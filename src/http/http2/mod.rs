@@ -6,6 +6,7 @@ mod in_flight;
 mod stream;
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,6 +108,9 @@ pub async fn serve<T, F>(
         tokio::select! {
             ended = &mut served => {
                 if let Err(error) = ended {
+                    if is_flood(&error) {
+                        state.metrics.http2_floods.add(1);
+                    }
                     tracing::debug!(%error, "a connection ended early");
                 }
                 return;
@@ -124,6 +128,16 @@ fn shortest_timeout(state: &AppState) -> Duration {
     let limits = &state.limits;
     let shorter = limits.header_timeout.min(limits.idle_timeout);
     shorter.min(limits.request_timeout)
+}
+
+/// True if a limit of the HTTP/2 library has ended the connection: too many requests that are reset at once, or too many pieces of
+/// headers. `Stream` counts the other floods.
+fn is_flood(error: &hyper::Error) -> bool {
+    let error = error.source();
+    let error = error.and_then(|error| error.downcast_ref::<h2::Error>());
+    error.is_some_and(|error| {
+        error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
+    })
 }
 
 /// What the same request would need with HTTP/1.1.

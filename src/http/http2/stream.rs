@@ -12,6 +12,10 @@ use crate::http::http2::frames::Frames;
 use crate::http::http2::in_flight::InFlight;
 use crate::http::socket::{CLOSING_LINGER_MAX, LINGER_MAX, Socket};
 
+/// The most bytes that are read while the connection is closed. A client sends less before it learns of the end, because of the flow
+/// control windows; one that ignores the end is disconnected.
+const LINGER_BYTES_MAX: usize = 1 << 20;
+
 pub(super) struct Stream<T> {
     socket: Socket<T>,
     state: Arc<AppState>,
@@ -69,6 +73,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<T> {
         } else {
             LINGER_MAX
         };
-        self.socket.poll_close(cx, max)
+        self.socket.poll_close(cx, max, LINGER_BYTES_MAX)
     }
 }
