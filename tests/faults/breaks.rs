@@ -54,12 +54,12 @@ const BREAKS: [Break; 7] = [
     Break {
         name: "acknowledged-before-the-commit",
         file: "src/writer/batch.rs",
-        before: "let result = self.write(store, is_write_due);",
+        before: "let result = created.and_then(|()| self.write(store, is_write_due));",
         after: r#"if crate::is_broken("acknowledged-before-the-commit") {
             let plants = self.additions.iter().map(|addition| Ok(addition.plant.plant.clone()));
             reply_all(in_flight.take_replies().into_iter().zip(plants));
         }
-        let result = self.write(store, is_write_due);"#,
+        let result = created.and_then(|()| self.write(store, is_write_due));"#,
         suite: Suite::PowerCuts,
         expected: "lost: ",
         transports: ALL_TRANSPORTS,

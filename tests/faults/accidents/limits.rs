@@ -195,6 +195,12 @@ fn few_descriptors(case: &mut Case) {
     let is_warned = log.contains("max-connections") || log.contains("max_connections");
     case.expect(is_warned, "silent", "the limit is not in the log");
     drop(clients);
+    // Until the server has noticed, connections from this address are beyond their limit.
+    let are_gone = within(LONG_BEFORE, || {
+        let metrics = server.ask("/metrics").body;
+        metrics.contains("\nplantstore_connections 0\n")
+    });
+    case.expect(are_gone, "wrong", "connections stay open");
     case.add(&server);
     server.kill();
     case.serves_all();
