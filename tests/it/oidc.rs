@@ -277,7 +277,7 @@ fn jwts_with_other_claims_are_rejected() {
         (provider.jwt("expired", "RS256"), 40102, "has expired"),
         (provider.jwt("early", "RS256"), 40101, "not valid yet"),
         (provider.jwt("other-issuer", "RS256"), 40101, "issuer"),
-        (provider.jwt("nobody", "RS256"), 40101, "sub"),
+        (provider.jwt("no-subject", "RS256"), 40101, "sub"),
         (provider.jwt("alice", "ES384"), 40101, "algorithm"),
         (
             provider.jwt_for("alice", other, "RS256", "plants:write"),

@@ -30,7 +30,7 @@ const changes = (client) => {
     case 'expired': return { exp: now - 60 };
     case 'early': return { nbf: now + 3600 };
     case 'other-issuer': return { iss: 'https://login.example' };
-    case 'nobody': return { sub: undefined };
+    case 'no-subject': return { sub: undefined };
     case 'list': return { scope: undefined, scp: ['plants:read', 'plants:write'] };
     case 'program': return { scope: undefined, roles: ['plants:write'] };
     default: return {};
@@ -38,7 +38,7 @@ const changes = (client) => {
 };
 
 const provider = new Provider(issuer, {
-  clients: ['alice', 'bob', 'expired', 'early', 'other-issuer', 'nobody', 'list', 'program'].map((id) => ({
+  clients: ['alice', 'bob', 'expired', 'early', 'other-issuer', 'no-subject', 'list', 'program'].map((id) => ({
     client_id: id,
     client_secret: 'secret',
     token_endpoint_auth_method: 'client_secret_post',

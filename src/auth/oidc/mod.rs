@@ -29,7 +29,7 @@ const READ_PAUSE: Duration = Duration::from_secs(5);
 /// How long a request waits for a key that is not known.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How many JWTs that turn out to be invalid are verified in a second, whoever sends them: they take some percent of a core.
+/// How many JWTs that turn out to be invalid are verified in a second, of all clients together: they take some percent of a core.
 const INVALID_PER_SECOND: u32 = 1000;
 
 pub struct IdentityProvider {
