@@ -3,6 +3,7 @@
 use hyper::header::AUTHORIZATION;
 use hyper::{HeaderMap, header::HeaderValue};
 
+use crate::auth::{AuthError, Authorized};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::{AppState, RequestContext};
 use crate::store::TokenId;
@@ -14,45 +15,50 @@ pub async fn authenticate(
     headers: &HeaderMap,
     context: &mut RequestContext,
 ) -> Result<TokenId, ApiError> {
-    let (tokens, failures) = (&state.tokens, &state.limits.auth_failures);
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next();
     let is_repeated = values.next().is_some();
-    let name = &mut context.token_name;
+    let (started, name) = (context.started, &mut context.token_name);
     let cached = value.filter(|_| !is_repeated);
-    let cached = cached.and_then(|value| tokens.cached(value.as_bytes(), context.started, name));
-    let count_failure = || failures.count(context.client);
-    let authorized = match (cached, value) {
-        (Some(authorized), _) => authorized,
-        (None, value) => {
-            let credentials = match credentials(value, is_repeated, tokens.accepts_jwts()) {
-                Ok(credentials) => credentials,
-                Err(error) => {
-                    count_failure()?;
-                    return Err(error);
-                }
-            };
-            let value = value.map_or(&b""[..], HeaderValue::as_bytes);
-            match credentials {
-                Credentials::Token(token) => {
-                    tokens.look_up(value, &token, name, count_failure).await
-                }
-                Credentials::Jwt(jwt) => {
-                    // Boxed, because most requests do not need the memory.
-                    Box::pin(tokens.look_up_jwt(value, jwt, name, count_failure)).await
-                }
-            }
-        }
+    let cached = cached.and_then(|value| state.tokens.cached(value.as_bytes(), started, name));
+    let authorized = match cached {
+        Some(authorized) => authorized,
+        // In a box, because most requests do not need the memory.
+        None => Box::pin(look_up(state, value, is_repeated, context)).await?,
     };
     if let Err(error) = &authorized
         && error.is_failed_authentication()
     {
-        count_failure()?;
+        state.limits.auth_failures.count(context.client)?;
     }
     let authorized = authorized?;
     context.allowance = authorized.allowance;
     context.connection.set_authenticated();
     Ok(authorized.token)
+}
+
+/// For credentials that were not used before, or not for a while.
+async fn look_up(
+    state: &AppState,
+    value: Option<&HeaderValue>,
+    is_repeated: bool,
+    context: &mut RequestContext,
+) -> Result<Result<Authorized, AuthError>, ApiError> {
+    let tokens = &state.tokens;
+    let count_failure = || state.limits.auth_failures.count(context.client);
+    let credentials = match credentials(value, is_repeated, tokens.accepts_jwts()) {
+        Ok(credentials) => credentials,
+        Err(error) => {
+            count_failure()?;
+            return Err(error);
+        }
+    };
+    let value = value.map_or(&b""[..], HeaderValue::as_bytes);
+    let name = &mut context.token_name;
+    Ok(match credentials {
+        Credentials::Token(token) => tokens.look_up(value, &token, name, count_failure).await,
+        Credentials::Jwt(jwt) => tokens.look_up_jwt(value, jwt, name, count_failure).await,
+    })
 }
 
 pub(crate) enum Credentials<'a> {
