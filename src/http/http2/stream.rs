@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::http::AppState;
+use crate::http::http2::CONNECTION_WINDOW_BYTES;
 use crate::http::http2::frames::Frames;
 use crate::http::http2::in_flight::InFlight;
 use crate::http::socket::{CLOSING_LINGER_MAX, LINGER_MAX, Socket};
 
-/// The most bytes that are read while the connection is closed. A client sends less before it learns of the end, because of the flow
-/// control windows; one that ignores the end is disconnected.
-const LINGER_BYTES_MAX: usize = 1 << 20;
+/// The most bytes that are read while the connection is closed. By the flow control windows, a client sends hardly more of its bodies
+/// before it learns of the end; one that ignores the end is disconnected.
+const LINGER_BYTES_MAX: usize = CONNECTION_WINDOW_BYTES as usize;
 
 pub(super) struct Stream<T> {
     socket: Socket<T>,
