@@ -51,7 +51,7 @@ check: fmt lint docs
 # full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
 	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) python3 python3-venv nodejs npm chromium nghttp2-client wrk certbot pebble
-	@tests/oidc/install
+	@scripts/npm-install tests/oidc
 
 fmt:
 	$(CARGO) fmt --check

@@ -27,20 +27,6 @@ pub(crate) struct Authorized {
     pub allowance: Option<Allowance>,
 }
 
-impl AuthError {
-    /// True if the token itself is the reason. An unknown one is counted before it is looked for.
-    pub(crate) fn is_failed_authentication(&self) -> bool {
-        matches!(
-            self,
-            Self::RevokedToken
-                | Self::ExpiredToken
-                | Self::InvalidJwt(_)
-                | Self::ExpiredJwt
-                | Self::InsufficientScope(_)
-        )
-    }
-}
-
 /// Why a token does not authorise a request.
 #[derive(Debug)]
 pub(crate) enum AuthError {
@@ -62,4 +48,18 @@ pub(crate) enum AuthError {
         failure: Failure,
         cause: String,
     },
+}
+
+impl AuthError {
+    /// True if the token itself is the reason. An unknown one is counted before it is looked for.
+    pub(crate) fn is_failed_authentication(&self) -> bool {
+        matches!(
+            self,
+            Self::RevokedToken
+                | Self::ExpiredToken
+                | Self::InvalidJwt(_)
+                | Self::ExpiredJwt
+                | Self::InsufficientScope(_)
+        )
+    }
 }

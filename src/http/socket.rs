@@ -11,10 +11,10 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// How long a socket is read after its sending side was closed: until the client has sent nothing for this long, and in total.
 const LINGER_IDLE_MAX: Duration = Duration::from_millis(500);
-pub(super) const LINGER_MAX: Duration = Duration::from_secs(10);
+const LINGER_MAX: Duration = Duration::from_secs(10);
 
 /// The total while the server closes its connections.
-pub(super) const CLOSING_LINGER_MAX: Duration = Duration::from_secs(1);
+const CLOSING_LINGER_MAX: Duration = Duration::from_secs(1);
 
 pub(super) struct Socket<T> {
     io: T,
@@ -113,13 +113,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     }
 
     /// Closes the sending side, then reads on for a while (a lingering close): closing a socket with unread bytes resets the
-    /// connection, and the reset can overtake the response. `max` and `bytes_max` limit the time and the bytes.
+    /// connection, and the reset can overtake the response. The time is limited, more so if the server `is_closing`, and the bytes.
     pub(super) fn poll_close(
         &mut self,
         cx: &mut Context<'_>,
-        max: Duration,
+        is_closing: bool,
         bytes_max: usize,
     ) -> Poll<io::Result<()>> {
+        let max = if is_closing {
+            CLOSING_LINGER_MAX
+        } else {
+            LINGER_MAX
+        };
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         if !self.is_half_closed {
             if let Poll::Ready(closed) = Pin::new(&mut self.io).poll_shutdown(cx) {

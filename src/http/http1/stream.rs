@@ -17,7 +17,7 @@ use crate::http::client::Peer;
 use crate::http::connection::{Activity, ConnectionState};
 use crate::http::error::{ApiError, ErrorKind};
 use crate::http::http1::framing::{Framing, Rejection};
-use crate::http::socket::{CLOSING_LINGER_MAX, LINGER_MAX, Socket};
+use crate::http::socket::Socket;
 use crate::metrics::HttpMetrics;
 
 /// The timeout for headers that have started to arrive when the server closes its connections.
@@ -163,12 +163,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<T> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_replacement(cx))?;
-        let max = if self.state.shutdown.is_closing() {
-            CLOSING_LINGER_MAX
-        } else {
-            LINGER_MAX
-        };
-        self.socket.poll_close(cx, max, usize::MAX)
+        let is_closing = self.state.shutdown.is_closing();
+        self.socket.poll_close(cx, is_closing, usize::MAX)
     }
 
     // `is_write_vectored` stays false: hyper then writes a whole response at once, which is faster for small ones and lets

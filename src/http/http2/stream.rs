@@ -11,7 +11,7 @@ use crate::http::AppState;
 use crate::http::http2::CONNECTION_WINDOW_BYTES;
 use crate::http::http2::frames::Frames;
 use crate::http::http2::in_flight::InFlight;
-use crate::http::socket::{CLOSING_LINGER_MAX, LINGER_MAX, Socket};
+use crate::http::socket::Socket;
 
 /// The most bytes that are read while the connection is closed. By the flow control windows, a client sends hardly more of its bodies
 /// before it learns of the end; one that ignores the end is disconnected.
@@ -69,11 +69,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<T> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let max = if self.state.shutdown.is_closing() {
-            CLOSING_LINGER_MAX
-        } else {
-            LINGER_MAX
-        };
-        self.socket.poll_close(cx, max, LINGER_BYTES_MAX)
+        let is_closing = self.state.shutdown.is_closing();
+        self.socket.poll_close(cx, is_closing, LINGER_BYTES_MAX)
     }
 }
