@@ -98,7 +98,7 @@ fn flood(tls: &Tls, frames: impl Fn(u32) -> Vec<u8>) {
 }
 
 fn floods(tls: &Tls) -> u64 {
-    tls.metric("plantstore_http2_floods_total")
+    tls.server.metric("plantstore_http2_floods_total")
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_client_that_uses_a_connection_for_long_is_no_flood() {
         connection.send(DATA, END_STREAM, stream, &[]);
         assert_eq!(connection.response(stream).0, 200, "{number}");
     }
-    assert_eq!(tls.metric("plantstore_http2_floods_total"), 0);
+    assert_eq!(tls.server.metric("plantstore_http2_floods_total"), 0);
 }
 
 #[test]

@@ -11,16 +11,6 @@ fn from(last: u8, server: &Server) -> Client {
     Client::connect_from([127, 0, 0, last], server.address())
 }
 
-/// A metric of the private listener.
-fn metric(server: &Server, name: &str) -> u64 {
-    let metrics = server.ask("/metrics").body;
-    let line = metrics
-        .lines()
-        .find(|line| line.starts_with(&format!("{name} ")));
-    let value = line.unwrap_or_else(|| panic!("{name}")).rsplit_once(' ');
-    value.expect("a value").1.parse().expect("a number")
-}
-
 #[test]
 fn an_address_has_a_quarter_of_the_connections() {
     let server = Server::start_with(&["--max-connections", "16"]);
@@ -33,7 +23,7 @@ fn an_address_has_a_quarter_of_the_connections() {
     assert_eq!(fifth.response().error(), 42902);
     assert!(fifth.is_closed());
     assert_eq!(from(3, &server).add(&token, BODY).status, 200);
-    assert_eq!(metric(&server, "plantstore_connections_rejected_total"), 1);
+    assert_eq!(server.metric("plantstore_connections_rejected_total"), 1);
     drop(first);
     wait_until("there is room again", || {
         let mut client = from(2, &server);
@@ -64,8 +54,8 @@ fn connections_without_a_token_cannot_keep_others_out() {
         assert_eq!(from(4, &server).add(&token, BODY).status, 200);
         assert_eq!(honest.add(&token, BODY).status, 200);
     }
-    assert!(metric(&server, "plantstore_connections") <= 16);
-    assert!(metric(&server, "plantstore_connections_evicted_total") > 50);
+    assert!(server.metric("plantstore_connections") <= 16);
+    assert!(server.metric("plantstore_connections_evicted_total") > 50);
 }
 
 #[test]
@@ -159,7 +149,7 @@ fn a_new_token_works_at_once_and_unknown_ones_do_not_delay_it() {
         }
     }
     // The number of queries does not depend on the number of requests.
-    let readings = metric(&server, "plantstore_token_readings_total{result=\"ok\"}");
+    let readings = server.metric("plantstore_token_readings_total{result=\"ok\"}");
     assert!(readings < 50 * 20 / 2, "{readings}");
 }
 
@@ -300,7 +290,7 @@ fn responses_that_are_not_read_take_little_memory_of_the_kernel() {
     let mut sent = 0;
     wait_until("no more is sent", || {
         thread::sleep(Duration::from_millis(300));
-        let before = std::mem::replace(&mut sent, metric(&server, responses));
+        let before = std::mem::replace(&mut sent, server.metric(responses));
         sent > 1 && sent == before
     });
     // With buffers of the size that the kernel chooses it is several megabytes.
@@ -316,7 +306,7 @@ fn a_client_that_reads_slowly_has_the_time_of_one_request() {
         slow.try_send(request.repeat(1000));
     }
     wait_until("it is disconnected", || {
-        metric(&server, "plantstore_connections") == 0
+        server.metric("plantstore_connections") == 0
     });
 }
 

@@ -16,30 +16,13 @@ fn plant(id: usize) -> String {
     format!(r#"{{"id":{id},"name":"plant {id}"}}"#)
 }
 
-/// A sample of `/metrics`. These tests do not request `/readyz` unless they say so.
-#[track_caller]
-fn metric(server: &Server, name: &str) -> u64 {
-    let page = server.ask("/metrics").body;
-    let mut lines = page.lines();
-    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-    value.unwrap_or_else(|| panic!("no {name} in\n{page}"))
-}
-
 fn outcome(server: &Server, outcome: &str) -> u64 {
-    metric(
-        server,
-        &format!("plantstore_adds_total{{outcome=\"{outcome}\"}}"),
-    )
+    server.metric(&format!("plantstore_adds_total{{outcome=\"{outcome}\"}}"))
 }
 
 /// The sum over all outcomes.
 fn adds(server: &Server) -> u64 {
-    let page = server.ask("/metrics").body;
-    let samples = page
-        .lines()
-        .filter(|line| line.starts_with("plantstore_adds_total{"));
-    let value = |line: &str| line.rsplit(' ').next()?.parse::<u64>().ok();
-    samples.filter_map(value).sum()
+    server.metric("plantstore_adds_total")
 }
 
 /// The lines of the log with this message.
@@ -141,13 +124,11 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
     let server = Server::start_in(directory.path(), &arguments);
     let add = |id| server.connect().add(token, plant(id).as_bytes());
     assert_eq!(add(0).status, 200);
-    wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
+    wait_until("it is ready", || server.metric("plantstore_ready") == 1);
 
     for outage in 1..=2 {
         door.close();
-        wait_until("it is not ready", || {
-            metric(&server, "plantstore_ready") == 0
-        });
+        wait_until("it is not ready", || server.metric("plantstore_ready") == 0);
         assert_eq!(outcome(&server, "unavailable"), 4 * (outage - 1));
         for id in 1..=4 {
             let response = add(id);
@@ -185,7 +166,7 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
         assert_eq!(lines(&server, BACK).len() as u64, outage - 1);
 
         door.open();
-        wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
+        wait_until("it is ready", || server.metric("plantstore_ready") == 1);
         server.wait_until_ready();
         wait_until("it is logged", || {
             lines(&server, BACK).len() as u64 >= outage
@@ -220,12 +201,10 @@ fn a_store_that_rejects_writes_is_detected_without_a_request_and_logged_once() {
             .success()
     );
     let server = Server::start_under_strace(directory.path(), &fault, &store);
-    wait_until("it is ready", || metric(&server, "plantstore_ready") == 1);
-    wait_until("it is not ready", || {
-        metric(&server, "plantstore_ready") == 0
-    });
+    wait_until("it is ready", || server.metric("plantstore_ready") == 1);
+    wait_until("it is not ready", || server.metric("plantstore_ready") == 0);
     wait_until("it is ready again", || {
-        metric(&server, "plantstore_ready") == 1
+        server.metric("plantstore_ready") == 1
     });
     server.wait_for_line(|line| line["message"] == BACK);
     let (lost, back) = (lines(&server, LOST), lines(&server, BACK));

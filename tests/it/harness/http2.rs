@@ -88,14 +88,6 @@ impl Tls {
         connection
     }
 
-    pub fn metric(&self, name: &str) -> u64 {
-        let metrics = self.server.ask("/metrics").body;
-        let value = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.expect("a metric").parse().expect("a number")
-    }
-
     pub fn add_headers(&self) -> Vec<u8> {
         let token = format!("Bearer {}", self.server.token());
         headers(&[

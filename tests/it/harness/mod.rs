@@ -307,6 +307,19 @@ impl Server {
         Client::connect(self.ops_address()).request(&format!("GET {path}"), "")
     }
 
+    /// A metric, summed over its labels unless the name has them.
+    #[track_caller]
+    pub fn metric(&self, name: &str) -> u64 {
+        let page = self.ask("/metrics").body;
+        let values = page.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let is_this = rest.starts_with([' ', '{']);
+            is_this.then(|| rest.rsplit(' ').next()?.parse::<u64>().ok())?
+        });
+        let sum = values.reduce(|sum, value| sum + value);
+        sum.unwrap_or_else(|| panic!("no {name} in\n{page}"))
+    }
+
     pub fn directory(&self) -> &Path {
         match &self.directory {
             DataDirectory::Own(directory) => directory.path(),
