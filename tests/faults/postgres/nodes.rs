@@ -126,6 +126,7 @@ impl Balancer {
             "defaults
   mode http
   timeout connect 2s
+  timeout check 10s
   timeout client 60s
   timeout server 60s
   retries 3
