@@ -40,6 +40,10 @@ pub struct KnownTokens {
     start: Instant,
     /// When the last successful reading started, in microseconds since `start`; 0 before the first.
     read_at_us: AtomicU64,
+    /// How often the connections have moved to another database server: now, and before that reading. What was read from another server
+    /// is not used.
+    moves: Arc<AtomicU64>,
+    moves_read: AtomicU64,
     last_reading: watch::Sender<Reading>,
     next_reading: Arc<NextReading>,
     /// The current minute, as of the last reading.
@@ -124,6 +128,7 @@ impl Drop for KnownTokens {
 #[derive(Clone)]
 struct Reading {
     started: Instant,
+    moves: u64,
     failure: Option<(Failure, String)>,
 }
 
@@ -139,12 +144,15 @@ impl KnownTokens {
         let start = Instant::now();
         let (last_reading, _) = watch::channel(Reading {
             started: start,
+            moves: 0,
             failure: None,
         });
         let tokens = Arc::new(Self {
             tokens: RwLock::default(),
             start,
             read_at_us: AtomicU64::new(0),
+            moves: store.moves(),
+            moves_read: AtomicU64::new(0),
             last_reading,
             next_reading: Arc::default(),
             minute: AtomicI64::new(0),
@@ -167,6 +175,7 @@ impl KnownTokens {
     pub(super) fn is_current(&self, now: Instant) -> bool {
         let read_at = Duration::from_micros(self.read_at_us.load(Ordering::Relaxed));
         !read_at.is_zero()
+            && self.moves_read.load(Ordering::Relaxed) == self.moves.load(Ordering::Relaxed)
             && now
                 .saturating_duration_since(self.start)
                 .saturating_sub(read_at)
@@ -219,7 +228,9 @@ impl KnownTokens {
         let mut last_reading = self.last_reading.subscribe();
         self.next_reading.request();
         let reading = last_reading.wait_for(|reading| {
-            let is_good = reading.failure.is_none() && reading.started + age_max > now;
+            let is_recent = reading.started + age_max > now
+                && reading.moves == self.moves.load(Ordering::Relaxed);
+            let is_good = reading.failure.is_none() && is_recent;
             is_good || reading.started > now
         });
         let failure = match timeout(self.timeout, reading).await {
@@ -323,11 +334,18 @@ impl Tokens {
 /// The thread. It keeps neither the tokens nor the writer alive while it waits.
 fn read_changes(mut store: Store, tokens: &Weak<KnownTokens>, next_reading: &NextReading) {
     let mut last_event = None;
+    let moves = store.moves();
+    let mut moves_read = 0;
     let mut has_failed = false;
     let mut uses_recorded_at = None;
     let _last = loop {
         let started = Instant::now();
         let minute = Timestamp::now().as_second().div_euclid(60);
+        let moves_before = moves.load(Ordering::SeqCst);
+        if moves_before != moves_read {
+            // Another server may have another event with that number.
+            last_event = None;
+        }
         let changes = panic::catch_unwind(AssertUnwindSafe(|| store.token_changes(last_event)));
         let changes = changes.unwrap_or_else(|_| {
             Err(Failure::Unavailable.because("reading the tokens has panicked"))
@@ -338,12 +356,14 @@ fn read_changes(mut store: Store, tokens: &Weak<KnownTokens>, next_reading: &Nex
         let failure = match changes {
             Ok(changes) => {
                 last_event = Some(changes.last_event);
+                moves_read = moves_before;
                 tokens.minute.store(minute, Ordering::Relaxed);
                 if !changes.changed.is_empty() || changes.is_complete {
                     tokens.apply(changes);
                 }
                 let read_at = started.duration_since(tokens.start).as_micros();
                 let read_at = u64::try_from(read_at).unwrap_or(u64::MAX);
+                tokens.moves_read.store(moves_read, Ordering::Relaxed);
                 tokens.read_at_us.store(read_at.max(1), Ordering::Release);
                 if uses_recorded_at.is_none_or(|at| started - at >= READ_INTERVAL) {
                     uses_recorded_at = Some(started);
@@ -368,9 +388,11 @@ fn read_changes(mut store: Store, tokens: &Weak<KnownTokens>, next_reading: &Nex
             .are_tokens_readable
             .store(is_readable, Ordering::Relaxed);
         has_failed = failure.is_some();
-        tokens
-            .last_reading
-            .send_replace(Reading { started, failure });
+        tokens.last_reading.send_replace(Reading {
+            started,
+            moves: moves_before,
+            failure,
+        });
         if Arc::strong_count(&tokens) == 1 {
             break Some(tokens);
         }

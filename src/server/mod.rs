@@ -28,7 +28,7 @@ use crate::http::error::ErrorKind;
 use crate::metrics::Metrics;
 use crate::ops::Ops;
 use crate::shutdown::Shutdown;
-use crate::store::{Location, Mode, Store};
+use crate::store::{Location, Store};
 use crate::version::VERSION;
 use crate::writer::{Writer, WriterThreads};
 
@@ -153,7 +153,7 @@ fn open_stores(settings: &Settings) -> anyhow::Result<(Vec<Store>, Store, Option
         // Other nodes may use a PostgreSQL database too, and it may be unavailable now.
         _ => None,
     };
-    let tokens = Store::open(location, Mode::ServeTokens { timeout })?;
+    let tokens = writers[0].open_tokens(location, timeout)?;
     Ok((writers, tokens, first_token))
 }
 

@@ -10,6 +10,8 @@ mod sqlite;
 mod types;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -108,13 +110,32 @@ impl Store {
         connections: usize,
         timeout: Duration,
     ) -> Result<Vec<Self>, OpenError> {
-        let connections = match location {
-            Location::Sqlite(_) => 1,
-            Location::Postgres(_) => connections,
-        };
-        (0..connections)
-            .map(|_| Self::open(location, Mode::Serve { timeout }))
-            .collect()
+        let mode = Mode::Serve { timeout };
+        let mut stores = vec![Self::open(location, mode)?];
+        while let Self::Postgres(first) = &stores[0]
+            && stores.len() < connections
+        {
+            let another = first.another(mode)?;
+            stores.push(Self::Postgres(Box::new(another)));
+        }
+        Ok(stores)
+    }
+
+    /// Opens the connection over which a server reads tokens. It always uses the same database server as this one.
+    pub fn open_tokens(&self, location: &Location, timeout: Duration) -> Result<Self, OpenError> {
+        let mode = Mode::ServeTokens { timeout };
+        match self {
+            Self::Sqlite(_) => Self::open(location, mode),
+            Self::Postgres(store) => Ok(Self::Postgres(Box::new(store.another(mode)?))),
+        }
+    }
+
+    /// How often this process has moved from one database server to another. What was read before may be out of date.
+    pub(crate) fn moves(&self) -> Arc<AtomicU64> {
+        match self {
+            Self::Sqlite(_) => Arc::default(),
+            Self::Postgres(store) => store.moves(),
+        }
     }
 
     /// True if the connection to the database was closed, as far as is known without using it.

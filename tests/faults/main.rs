@@ -220,12 +220,22 @@ impl Suite {
 
     fn postgres(&mut self, asked: &Asked) {
         let each = asked.each;
-        let faults: [(&'static str, usize, Fault); 10] = [
+        let faults: [(&'static str, usize, Fault); 12] = [
             ("failovers", asked.failovers, postgres::failovers),
             (
                 "standbys lost",
                 asked.standby_losses,
                 postgres::standby_losses,
+            ),
+            (
+                "stale primaries",
+                asked.failovers,
+                postgres::stale_primaries,
+            ),
+            (
+                "standbys absent",
+                asked.standby_losses,
+                postgres::standby_outages,
             ),
             ("connections cut", asked.connection_cuts, postgres::cut),
             ("connections that stall", each, postgres::stalled),

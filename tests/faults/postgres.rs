@@ -7,6 +7,7 @@ mod failover;
 mod nodes;
 mod pair;
 mod proxy;
+mod stuck_commits;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,6 +24,7 @@ pub use conflicts::{deadlocks, made_failures, serializable};
 pub use connections::{cut, stalled, terminated};
 pub use failover::{failovers, standby_losses};
 pub use nodes::{killed, rolling};
+pub use stuck_commits::{stale_primaries, standby_outages};
 
 use cluster::free_port;
 

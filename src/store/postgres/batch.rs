@@ -54,10 +54,11 @@ const ADD: &str = concat!(
 /// For how long an id that was taken makes it likely that others are. The server logs an error for each failed `ADD_NEW`.
 const TAKEN_IDS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Without waiting for locks: a row that is locked is being written by another node, for the same reason.
+/// Without waiting for locks: a row that is locked is being written by another node, for the same reason. And without waiting for
+/// a standby.
 const RECORD_TOKEN_USES: &str = "
     WITH used AS (
-        SELECT id, used_at FROM plantstore.tokens
+        SELECT id, used_at, set_config('synchronous_commit', 'local', true) FROM plantstore.tokens
         JOIN unnest($1::BIGINT[], $2::TIMESTAMPTZ[]) AS new (token, used_at) ON id = token
         WHERE last_used_at IS NULL OR last_used_at < used_at FOR UPDATE OF tokens SKIP LOCKED
     )
@@ -69,11 +70,13 @@ const PROBE: &str = "
     ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at
     RETURNING started_at = seen_at";
 
-/// Deletes the rows of nodes that have ended, without waiting for locks.
+/// Deletes the rows of nodes that have ended, without waiting for locks or for a standby.
 const DELETE_OLD_NODES: &str = "
-    DELETE FROM plantstore.nodes WHERE id IN (
-        SELECT id FROM plantstore.nodes WHERE seen_at < now() - INTERVAL '1 day' FOR UPDATE SKIP LOCKED
-    )";
+    WITH old AS (
+        SELECT id, set_config('synchronous_commit', 'local', true) FROM plantstore.nodes
+        WHERE seen_at < now() - INTERVAL '1 day' FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM plantstore.nodes WHERE id IN (SELECT id FROM old)";
 
 /// The row of this process in the table of nodes.
 static NODE: LazyLock<i64> =

@@ -6,12 +6,15 @@ mod query;
 mod retry;
 mod rows;
 pub(super) mod schema;
+mod servers;
 mod session;
 mod tls;
 mod tokens;
 pub(super) mod url;
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
@@ -24,6 +27,7 @@ use crate::store::Mode;
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::retry::RetryingClient;
 use crate::store::postgres::schema::SchemaCheck;
+use crate::store::postgres::servers::Servers;
 use crate::store::postgres::session::{Session, unreachable};
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
@@ -49,26 +53,42 @@ type Values<'a> = [(&'a (dyn ToSql + Sync), Type)];
 impl Postgres {
     /// Connects to a server with safe settings, and verifies the tables or creates them. Several nodes may create them at once.
     pub(crate) fn open(url: &Url, mode: Mode) -> Result<Self, OpenError> {
+        let tls = url.roots_path.as_deref().map(|path| {
+            let failed = failed_to("read certificates from", path);
+            Tls::trusting(path).map_err(failed)
+        });
+        let servers = Servers::new(url.clone(), tls.transpose()?.unwrap_or_default());
+        Self::connect(Arc::new(servers), mode)
+    }
+
+    /// Another connection, which always uses the same server as this one.
+    pub(crate) fn another(&self, mode: Mode) -> Result<Self, OpenError> {
+        Self::connect(Arc::clone(&self.client.servers), mode)
+    }
+
+    pub(crate) fn moves(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.client.servers.moves)
+    }
+
+    fn connect(servers: Arc<Servers>, mode: Mode) -> Result<Self, OpenError> {
         let (create, timeout) = match mode {
             Mode::Read | Mode::ReadBackup | Mode::Write => (false, COMMAND_TIMEOUT),
             Mode::Create | Mode::Import | Mode::FillBackup => (true, COMMAND_TIMEOUT),
             Mode::Serve { timeout } | Mode::ServeTokens { timeout } => (true, timeout),
         };
-        let tls = url.roots_path.as_deref().map(|path| {
-            let failed = failed_to("read certificates from", path);
-            Tls::trusting(path).map_err(failed)
-        });
-        let database = url.to_string();
+        let is_server = matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. });
+        let database = servers.to_string();
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed_to("start a runtime for", Path::new(&database)))?;
         let mut store = Self {
             runtime: Some(runtime),
             client: RetryingClient {
-                url: url.clone(),
-                tls: tls.transpose()?.unwrap_or_default(),
+                servers,
                 timeout,
                 schema_check: SchemaCheck::First { create },
                 session: None,
+                last_backend: None,
+                looks_for_newer: is_server,
             },
             id_taken_at: None,
         };
@@ -80,9 +100,7 @@ impl Postgres {
             }
         });
         match connected {
-            Err(OpenError::Unreachable { source, .. })
-                if matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. }) =>
-            {
+            Err(OpenError::Unreachable { source, .. }) if is_server => {
                 // The first probe logs this once, for all connections.
                 tracing::debug!(database, cause = %chain(&*source), "the database cannot be reached yet");
             }
@@ -91,14 +109,15 @@ impl Postgres {
         Ok(store)
     }
 
-    /// True if there is no connection, or the server has closed it and that has arrived here.
+    /// True if there is no connection, or the server has closed it and that has arrived here, or other connections have left that
+    /// server.
     pub(crate) fn is_disconnected(&mut self) -> bool {
         self.block_on(async |client| {
             // The task of the connection runs only while this waits: once to be woken, once to read.
             yield_now().await;
             yield_now().await;
             let session = client.session.as_ref();
-            session.is_none_or(|session| session.client.is_closed())
+            session.is_none_or(|session| session.client.is_closed() || client.is_outdated(session))
         })
     }
 

@@ -1,56 +1,71 @@
 //! Runs a statement until its outcome is known: on a new connection if the old one is lost, again if the server says so, and
 //! within a time limit.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::Error;
 
 use crate::store::error::{Failure, OpenError, StoreError, chain};
 use crate::store::postgres::schema::{self, SchemaCheck};
+use crate::store::postgres::servers::{Backend, Servers};
 use crate::store::postgres::session::{Session, unreachable};
-use crate::store::postgres::tls::Tls;
-use crate::store::postgres::url::Url;
 
 /// The pause between two attempts: it doubles each time up to the maximum, with jitter.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// A server may accept a connection and never respond.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// A database, and the connection to it while there is one.
 pub(super) struct RetryingClient {
-    pub(super) url: Url,
-    pub(super) tls: Tls,
+    pub(super) servers: Arc<Servers>,
     /// The time limit of each operation, with all attempts.
     pub(super) timeout: Duration,
     /// How the next connection verifies the tables.
     pub(super) schema_check: SchemaCheck,
     pub(super) session: Option<Session>,
+    /// The process that served the last connection. If that was given up, it may go on for as long as it waits for something.
+    pub(super) last_backend: Option<Backend>,
+    /// Whether a statement that takes long makes us look for a newer server.
+    pub(super) looks_for_newer: bool,
 }
 
 impl RetryingClient {
     /// Connects if necessary: to a server with safe settings, and with our tables.
     pub(super) async fn session(&mut self) -> Result<&Session, OpenError> {
         // Taken, so that a connection whose check fails, or does not return, is not used again.
-        let session = match self.session.take() {
-            Some(mut session) if !session.client.is_closed() => {
-                session.check_again().await?;
-                session
+        let session = self.session.take();
+        let session =
+            session.filter(|session| !session.client.is_closed() && !self.is_outdated(session));
+        if let Some(mut session) = session {
+            session.check_again().await?;
+            if !self.is_outdated(&session) {
+                return Ok(self.session.insert(session));
             }
-            _ => {
-                let connect = Session::connect(&self.url, &self.tls);
-                let session = match timeout(CONNECT_TIMEOUT, connect).await {
-                    Ok(session) => session?,
-                    Err(elapsed) => return Err(unreachable(&self.url.to_string(), elapsed)),
-                };
-                schema::ensure(&session, self.schema_check).await?;
-                self.schema_check = SchemaCheck::Repeated;
-                session
-            }
-        };
+        }
+        let session = self.connect().await?;
         Ok(self.session.insert(session))
+    }
+
+    /// True if other connections of this process use a newer server.
+    pub(super) fn is_outdated(&self, session: &Session) -> bool {
+        self.servers.is_outdated(session.timeline)
+    }
+
+    async fn connect(&mut self) -> Result<Session, OpenError> {
+        let session = self.servers.connect().await?;
+        // One process for each connection: not a second one while the first waits.
+        if let Some(earlier) = self.last_backend
+            && !session.end_process(earlier).await?
+        {
+            let reason =
+                "the commit of an earlier connection still waits for a synchronous standby";
+            return Err(unreachable(&session.database, reason));
+        }
+        self.last_backend = session.backend;
+        schema::ensure(&session, self.schema_check).await?;
+        self.schema_check = SchemaCheck::Repeated;
+        Ok(session)
     }
 
     /// Runs what can be run again without harm until it has succeeded, or has failed for good, or the time is over.
@@ -91,6 +106,7 @@ impl RetryingClient {
         statement: &impl AsyncFn(&Session) -> Result<T, Error>,
         deadline: Instant,
     ) -> Result<T, StoreError> {
+        let (servers, looks_for_newer) = (Arc::clone(&self.servers), self.looks_for_newer);
         let session = match timeout_at(deadline, self.session()).await {
             Ok(Ok(session)) => session,
             Ok(Err(OpenError::Unreachable { source, .. })) => {
@@ -100,7 +116,13 @@ impl RetryingClient {
             Err(elapsed) => return Err(Failure::Unavailable.because(elapsed)),
         };
         session.clear_warning();
-        let result = timeout_at(deadline, statement(session)).await;
+        let result = tokio::select! {
+            biased;
+            result = timeout_at(deadline, statement(session)) => result,
+            () = servers.newer_than(session.timeline), if looks_for_newer => {
+                return Err(Failure::Unknown.because("the database has another primary now"));
+            }
+        };
         let warned = session.has_warned();
         match result {
             Ok(Ok(_)) if warned => Err(Failure::Unknown.because("the database has sent a warning")),

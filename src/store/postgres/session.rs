@@ -9,15 +9,17 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tokio_postgres::error::Severity;
 use tokio_postgres::tls::TlsConnect;
-use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, Socket, Statement};
+use tokio_postgres::types::Type;
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, Row, Socket, Statement};
 
 use crate::store::error::{Cause, OpenError};
 use crate::store::postgres::Values;
 use crate::store::postgres::schema::{self, SchemaCheck};
+use crate::store::postgres::servers::{Backend, Candidate, Timeline, identify};
 use crate::store::postgres::tls::{Encrypted, Stream, Tls};
-use crate::store::postgres::url::Url;
 
 /// Before a statement the settings, and the tables, are checked again if the last check is older: they can be changed while a
 /// connection is open.
@@ -45,6 +47,12 @@ const CHECK_SETTINGS: &str = "
         THEN 'server_encoding is not UTF8: not every name could be stored'
     END";
 
+/// Ends the process of an earlier connection that was given up, unless its commit waits for a standby: ended in that wait, its
+/// transaction would become visible. One row if there is such a process; true if it has ended.
+const END_PROCESS: &str = "
+    SELECT CASE WHEN wait_event = 'SyncRep' THEN FALSE ELSE pg_terminate_backend(pid, 1000) END
+    FROM pg_catalog.pg_stat_activity WHERE pid = $1 AND backend_start = $2";
+
 pub(super) struct Session {
     /// The URL without password, for error messages.
     pub(super) database: String,
@@ -53,26 +61,34 @@ pub(super) struct Session {
     pub(super) client: Client,
     /// The statements of batches by their SQL; none if there may be a pooler.
     prepared: Option<Mutex<HashMap<&'static str, Statement>>>,
-    warned: Arc<AtomicBool>,
+    /// The history that the server continues, if it is known.
+    pub(super) timeline: Option<Timeline>,
+    /// The process of the server, unless there may be a pooler.
+    pub(super) backend: Option<Backend>,
+    connection: ConnectionTask,
     settings_checked_at: Instant,
     schema_checked_at: Instant,
 }
 
 impl Session {
-    /// Connects to the first host that can be written to.
-    pub(super) async fn connect(url: &Url, tls: &Tls) -> Result<Self, OpenError> {
-        let database = url.to_string();
-        let connected = url.config.connect(tls.clone()).await;
-        let (client, connection) = connected.map_err(classify_connect_error(&database))?;
-        let warned = Arc::new(AtomicBool::new(false));
-        tokio::spawn(drive(connection, Arc::clone(&warned)));
+    /// Uses a new connection, if the settings of the server are safe.
+    pub(super) async fn new(database: String, candidate: Candidate) -> Result<Self, OpenError> {
+        let Candidate {
+            client,
+            connection,
+            identity,
+            ..
+        } = candidate;
         let is_direct = is_direct(&client).await;
         let is_direct = is_direct.map_err(classify_connect_error(&database))?;
+        let backend = identity.as_ref().map(|identity| identity.backend);
         let session = Self {
             database,
             client,
             prepared: is_direct.then(Mutex::default),
-            warned,
+            timeline: identity.map(|identity| identity.timeline),
+            backend: backend.filter(|_| is_direct),
+            connection,
             settings_checked_at: Instant::now(),
             schema_checked_at: Instant::now(),
         };
@@ -84,6 +100,12 @@ impl Session {
     pub(super) async fn check_again(&mut self) -> Result<(), OpenError> {
         if self.settings_checked_at.elapsed() >= SETTINGS_CHECK_INTERVAL {
             self.check_settings().await?;
+            if self.backend.is_none() {
+                // A pooler may use another server by now.
+                let identity = identify(&self.client).await;
+                let identity = identity.map_err(classify_connect_error(&self.database))?;
+                self.timeline = identity.map(|identity| identity.timeline);
+            }
             self.settings_checked_at = Instant::now();
         }
         if self.schema_checked_at.elapsed() >= SCHEMA_CHECK_INTERVAL {
@@ -114,13 +136,24 @@ impl Session {
         self.client.query(&statement, &values).await
     }
 
+    /// Ends the process of an earlier connection. False if it goes on, because its commit waits for a standby.
+    pub(super) async fn end_process(&self, earlier: Backend) -> Result<bool, OpenError> {
+        let values: &Values<'_> = &[
+            (&earlier.pid, Type::INT4),
+            (&earlier.started_at, Type::TIMESTAMPTZ),
+        ];
+        let rows = self.client.query_typed(END_PROCESS, values).await;
+        let rows = rows.map_err(classify_connect_error(&self.database))?;
+        Ok(rows.iter().all(|row| row.get(0)))
+    }
+
     pub(super) fn clear_warning(&self) {
-        self.warned.store(false, Ordering::SeqCst);
+        self.connection.warned.store(false, Ordering::SeqCst);
     }
 
     /// True after a warning of the server. A commit that stops waiting for its standby is a success with a warning.
     pub(super) fn has_warned(&self) -> bool {
-        self.warned.load(Ordering::SeqCst)
+        self.connection.warned.load(Ordering::SeqCst)
     }
 
     pub(super) fn must_not_be_used(&self, problem: String) -> OpenError {
@@ -159,6 +192,26 @@ fn compare_clocks(asked_at: Timestamp, database: Timestamp, answered_at: Timesta
     } else {
         tracing::info!("the clock of this machine agrees with that of the database again");
     }
+}
+
+/// The task that runs a connection. When this is dropped, the connection is closed, whatever it is waiting for.
+pub(super) struct ConnectionTask {
+    warned: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Drop for ConnectionTask {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Connects to a server that accepts writes.
+pub(super) async fn connect(config: &Config, tls: &Tls) -> Result<(Client, ConnectionTask), Error> {
+    let (client, connection) = config.connect(tls.clone()).await?;
+    let warned = Arc::new(AtomicBool::new(false));
+    let task = tokio::spawn(drive(connection, Arc::clone(&warned))).abort_handle();
+    Ok((client, ConnectionTask { warned, task }))
 }
 
 /// Runs the connection for as long as there is a client, and records warnings.

@@ -90,20 +90,80 @@ impl FromStr for Url {
     }
 }
 
+impl Url {
+    pub(super) fn hosts_len(&self) -> usize {
+        self.config.get_hosts().len()
+    }
+
+    /// Such as `database1:5432`.
+    pub(super) fn host_name(&self, host: usize) -> String {
+        match &self.config.get_hosts()[host] {
+            Host::Tcp(name) => format!("{name}:{}", self.port(host)),
+            Host::Unix(path) => path.display().to_string(),
+        }
+    }
+
+    fn port(&self, host: usize) -> u16 {
+        let ports = self.config.get_ports();
+        let port = ports.get(host).or(ports.first());
+        port.copied().unwrap_or(PORT)
+    }
+
+    /// What is needed to connect to this host alone.
+    pub(super) fn config_for(&self, host: usize) -> Config {
+        let all = &self.config;
+        let mut config = Config::new();
+        match &all.get_hosts()[host] {
+            Host::Tcp(name) => config.host(name),
+            Host::Unix(path) => config.host_path(path),
+        };
+        config.port(self.port(host));
+        if let Some(address) = all.get_hostaddrs().get(host) {
+            config.hostaddr(*address);
+        }
+        if let Some(user) = all.get_user() {
+            config.user(user);
+        }
+        if let Some(password) = all.get_password() {
+            config.password(password);
+        }
+        if let Some(name) = all.get_dbname() {
+            config.dbname(name);
+        }
+        if let Some(options) = all.get_options() {
+            config.options(options);
+        }
+        if let Some(name) = all.get_application_name() {
+            config.application_name(name);
+        }
+        if let Some(timeout) = all.get_connect_timeout() {
+            config.connect_timeout(*timeout);
+        }
+        if let Some(timeout) = all.get_tcp_user_timeout() {
+            config.tcp_user_timeout(*timeout);
+        }
+        if let Some(interval) = all.get_keepalives_interval() {
+            config.keepalives_interval(interval);
+        }
+        if let Some(retries) = all.get_keepalives_retries() {
+            config.keepalives_retries(retries);
+        }
+        config
+            .ssl_mode(all.get_ssl_mode())
+            .ssl_negotiation(all.get_ssl_negotiation())
+            .channel_binding(all.get_channel_binding())
+            .keepalives(all.get_keepalives())
+            .keepalives_idle(all.get_keepalives_idle())
+            .target_session_attrs(all.get_target_session_attrs())
+            .load_balance_hosts(all.get_load_balance_hosts());
+        config
+    }
+}
+
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ports = self.config.get_ports();
-        let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(PORT);
-        let name = |(at, host): (usize, &Host)| match host {
-            Host::Tcp(name) => format!("{name}:{}", port(at)),
-            Host::Unix(path) => path.display().to_string(),
-        };
-        let hosts: Vec<_> = self
-            .config
-            .get_hosts()
-            .iter()
-            .enumerate()
-            .map(name)
+        let hosts: Vec<_> = (0..self.hosts_len())
+            .map(|host| self.host_name(host))
             .collect();
         write!(f, "postgres://{}", hosts.join(","))?;
         match self.config.get_dbname() {

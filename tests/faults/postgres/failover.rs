@@ -58,7 +58,7 @@ pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
 }
 
 /// Waits until no response that was sent before the kill arrives any more.
-fn end_of_longest_gap(mut times: Vec<Instant>, killed: Instant) -> Duration {
+pub fn end_of_longest_gap(mut times: Vec<Instant>, killed: Instant) -> Duration {
     times.push(killed);
     times.sort();
     let after = times.windows(2).filter(|pair| pair[0] >= killed);
@@ -129,7 +129,7 @@ pub fn standby_losses(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-fn pair() -> (Pair, String) {
+pub fn pair() -> (Pair, String) {
     let mut token = String::new();
     let pair = Pair::start_new(|primary| token = prepare(&primary.url()));
     (pair, token)

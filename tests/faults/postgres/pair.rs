@@ -44,8 +44,14 @@ impl Pair {
     pub fn fail_over(&mut self) {
         self.primary.kill();
         self.standby.promote();
+        self.standby.wait_for_standby(false);
+        self.exchange();
+    }
+
+    /// Kills the primary after the standby was promoted.
+    pub fn exchange(&mut self) {
+        self.primary.kill();
         std::mem::swap(&mut self.primary, &mut self.standby);
-        self.primary.wait_for_standby(false);
     }
 
     /// Replaces the old primary by a standby of the new one.

@@ -1,0 +1,328 @@
+//! Which server of a database is used. After a failover the old primary may still run, and accept writes that no standby confirms. So
+//! the writable server with the highest timeline is chosen, all connections of the process move to it together, and a server whose
+//! commits wait for a lost standby gets no further ones.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::{Client, Error, Row};
+
+use crate::store::error::OpenError;
+use crate::store::postgres::session::{
+    ConnectionTask, Session, classify_connect_error, connect, unreachable,
+};
+use crate::store::postgres::tls::Tls;
+use crate::store::postgres::url::Url;
+
+/// A server may accept a connection and never respond.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the other servers of a URL are waited for after one of them has responded, and after one of them can be used.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(2);
+const NEWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A statement that takes longer makes its connection look for a newer server, and again after as long.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long the result of a search is used, by all connections.
+const SEARCH_TTL: Duration = Duration::from_secs(1);
+
+/// What identifies a server, and whether commits wait for a standby longer than they should. A role sees only its own sessions waiting.
+const IDENTIFY: &str = "
+    SELECT pg_backend_pid(),
+      (SELECT backend_start FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid()),
+      (SELECT system_identifier FROM pg_catalog.pg_control_system()),
+      pg_walfile_name(pg_current_wal_lsn()),
+      EXISTS (
+        SELECT 1 FROM pg_catalog.pg_stat_activity
+        WHERE usename = current_user AND wait_event = 'SyncRep' AND query_start < clock_timestamp() - INTERVAL '2 s'
+      )";
+
+/// The history that a server continues: each promotion begins a new timeline of the same system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Timeline {
+    system: i64,
+    number: u32,
+}
+
+impl Timeline {
+    fn is_older_than(self, other: Self) -> bool {
+        self.system == other.system && self.number < other.number
+    }
+}
+
+/// The process of a server that serves a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Backend {
+    pub(super) pid: i32,
+    pub(super) started_at: Timestamp,
+}
+
+/// What a server says about itself. An engine that does not have all of it says nothing.
+pub(super) struct Identity {
+    pub(super) backend: Backend,
+    pub(super) timeline: Timeline,
+    are_commits_stuck: bool,
+}
+
+/// A new connection to one of the servers, which accepts writes.
+pub(super) struct Candidate {
+    pub(super) client: Client,
+    pub(super) connection: ConnectionTask,
+    pub(super) identity: Option<Identity>,
+    host: usize,
+}
+
+/// The servers of a URL, shared by all connections of the process.
+pub(super) struct Servers {
+    url: Url,
+    tls: Tls,
+    /// Where the newest server was that this process has seen.
+    newest: Mutex<Option<Timeline>>,
+    /// How often all connections have moved.
+    pub(super) moves: Arc<AtomicU64>,
+    /// Held during a search: all connections together have one connection more than those that they use.
+    search: tokio::sync::Mutex<LastSearch>,
+}
+
+#[derive(Default)]
+struct LastSearch {
+    /// The server that was chosen.
+    host: Option<usize>,
+    ended_at: Option<Instant>,
+    /// Why a server that can be reached was not chosen.
+    rejected: Option<String>,
+}
+
+impl Servers {
+    pub(super) fn new(url: Url, tls: Tls) -> Self {
+        Self {
+            url,
+            tls,
+            newest: Mutex::default(),
+            moves: Arc::default(),
+            search: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// True if another connection of this process uses a newer server.
+    pub(super) fn is_outdated(&self, timeline: Option<Timeline>) -> bool {
+        let newest = *self.newest.lock();
+        timeline.is_some() && newest.is_some() && newest != timeline
+    }
+
+    /// Connects to the newest server that accepts writes.
+    pub(super) async fn connect(&self) -> Result<Session, OpenError> {
+        let mut last = self.search.lock().await;
+        if let Some(reason) = last.recent_rejection() {
+            return Err(self.unreachable(reason));
+        }
+        let known = match last.host {
+            Some(host) if self.url.hosts_len() > 1 => self.candidate(host).await.ok(),
+            _ => None,
+        };
+        let known = known.filter(|known| self.reason_against(known).is_none());
+        let candidate = match known {
+            Some(candidate) => candidate,
+            None => self.search(&mut last).await?,
+        };
+        drop(last);
+        self.found(&candidate);
+        Session::new(self.url.to_string(), candidate).await
+    }
+
+    /// Returns when a newer server than this one accepts writes.
+    pub(super) async fn newer_than(&self, timeline: Option<Timeline>) {
+        loop {
+            sleep(SEARCH_INTERVAL).await;
+            let mut last = self.search.lock().await;
+            if !self.is_outdated(timeline) && !last.is_recent() {
+                // What was found is closed: each connection makes its own.
+                if let Ok(found) = self.search(&mut last).await {
+                    self.found(&found);
+                }
+            }
+            if self.is_outdated(timeline) {
+                return;
+            }
+        }
+    }
+
+    /// Connects to all servers at once, and chooses one.
+    async fn search(&self, last: &mut LastSearch) -> Result<Candidate, OpenError> {
+        let hosts = 0..self.url.hosts_len();
+        let mut attempts: FuturesUnordered<_> = hosts.map(|host| self.candidate(host)).collect();
+        let mut best: Option<Candidate> = None;
+        let mut errors = Vec::new();
+        last.rejected = None;
+        let mut patience = CONNECT_TIMEOUT;
+        while let Ok(Some(result)) = timeout(patience, attempts.next()).await {
+            match result {
+                Err(error) => errors.push(error),
+                Ok(candidate) => {
+                    let is_better = |best: &Candidate| self.prefers(&candidate, best);
+                    if let Some(reason) = self.reason_against(&candidate) {
+                        last.rejected = Some(reason);
+                    } else if best.as_ref().is_none_or(is_better) {
+                        best = Some(candidate);
+                    }
+                }
+            }
+            patience = if best.is_some() {
+                NEWER_TIMEOUT
+            } else {
+                OTHERS_TIMEOUT
+            };
+        }
+        last.ended_at = Some(Instant::now());
+        let Some(best) = best else {
+            return Err(match &last.rejected {
+                Some(reason) => self.unreachable(reason),
+                None => self.most_telling(errors),
+            });
+        };
+        last.host = Some(best.host);
+        last.rejected = None;
+        Ok(best)
+    }
+
+    async fn candidate(&self, host: usize) -> Result<Candidate, OpenError> {
+        let database = self.url.to_string();
+        let connect = async {
+            let (client, connection) = connect(&self.url.config_for(host), &self.tls).await?;
+            let identity = identify(&client).await?;
+            Ok(Candidate {
+                client,
+                connection,
+                identity,
+                host,
+            })
+        };
+        match timeout(CONNECT_TIMEOUT, connect).await {
+            Ok(candidate) => candidate.map_err(classify_connect_error(&database)),
+            Err(elapsed) => Err(unreachable(&database, elapsed)),
+        }
+    }
+
+    /// Why this server must not be used now, although it accepts writes.
+    fn reason_against(&self, candidate: &Candidate) -> Option<String> {
+        let identity = candidate.identity.as_ref()?;
+        let host = self.url.host_name(candidate.host);
+        let timeline = identity.timeline;
+        if let Some(newest) = *self.newest.lock()
+            && timeline.is_older_than(newest)
+        {
+            return Some(format!(
+                "{host} is a primary of the past: it is on timeline {}, and this process has used timeline {}",
+                timeline.number, newest.number
+            ));
+        }
+        identity.are_commits_stuck.then(|| {
+            format!("commits at {host} wait for a synchronous standby that does not confirm them")
+        })
+    }
+
+    /// Whether this server is newer than the other, or else comes first. Servers of different systems are not comparable: then the one
+    /// that this process has used.
+    fn prefers(&self, candidate: &Candidate, other: &Candidate) -> bool {
+        match (candidate.timeline(), other.timeline()) {
+            (Some(one), Some(two)) if one.system == two.system && one.number != two.number => {
+                two.is_older_than(one)
+            }
+            (Some(one), Some(two)) if one.system != two.system => {
+                let used = self.newest.lock().map(|newest| newest.system);
+                match used {
+                    Some(used) => one.system == used,
+                    None => candidate.host < other.host,
+                }
+            }
+            _ => candidate.host < other.host,
+        }
+    }
+
+    /// All connections move to this server.
+    fn found(&self, server: &Candidate) {
+        let Some(timeline) = server.timeline() else {
+            return;
+        };
+        let before = self.newest.lock().replace(timeline);
+        if let Some(before) = before.filter(|before| *before != timeline) {
+            self.moves.fetch_add(1, Ordering::SeqCst);
+            tracing::warn!(
+                timeline = timeline.number,
+                before = before.number,
+                "the database has another primary; all connections move to it"
+            );
+        }
+    }
+
+    /// A server that rejects the connection matters only if no other can be reached later.
+    fn most_telling(&self, errors: Vec<OpenError>) -> OpenError {
+        let is_temporary = |error: &OpenError| matches!(error, OpenError::Unreachable { .. });
+        let (temporary, rejections): (Vec<_>, Vec<_>) = errors.into_iter().partition(is_temporary);
+        let mut errors = temporary.into_iter().chain(rejections);
+        errors
+            .next()
+            .unwrap_or_else(|| self.unreachable("it does not respond"))
+    }
+
+    fn unreachable(&self, reason: impl fmt::Display) -> OpenError {
+        unreachable(&self.url.to_string(), reason.to_string())
+    }
+}
+
+impl fmt::Display for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.url.fmt(f)
+    }
+}
+
+impl LastSearch {
+    fn is_recent(&self) -> bool {
+        self.ended_at.is_some_and(|at| at.elapsed() < SEARCH_TTL)
+    }
+
+    fn recent_rejection(&self) -> Option<&str> {
+        self.rejected.as_deref().filter(|_| self.is_recent())
+    }
+}
+
+impl Candidate {
+    fn timeline(&self) -> Option<Timeline> {
+        self.identity.as_ref().map(|identity| identity.timeline)
+    }
+}
+
+/// None for an engine that does not have all of it, or a role that may not read it.
+pub(super) async fn identify(client: &Client) -> Result<Option<Identity>, Error> {
+    match client.query_typed_one(IDENTIFY, &[]).await {
+        Ok(row) => Ok(identity(&row)),
+        Err(error) => match error.code().map(|code| &code.code()[..2]) {
+            Some("0A" | "42" | "XX") => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+fn identity(row: &Row) -> Option<Identity> {
+    let started_at = row.try_get(1).ok()?;
+    let system = row.try_get(2).ok()?;
+    // The name of a WAL file begins with the timeline.
+    let wal_file: &str = row.try_get(3).ok()?;
+    let number = u32::from_str_radix(wal_file.get(..8)?, 16).ok()?;
+    Some(Identity {
+        backend: Backend {
+            pid: row.try_get(0).ok()?,
+            started_at,
+        },
+        timeline: Timeline { system, number },
+        are_commits_stuck: row.try_get(4).ok()?,
+    })
+}
