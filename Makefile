@@ -15,7 +15,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults schemathesis harden fuzz bench bench-tls bench-growth bench-tokens bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults schemathesis harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -173,6 +173,12 @@ bench-tls: bench-build
 # Throughput as the store grows to ten million plants; writes docs/performance.md. About 10 minutes; PLANTS_MAX shortens it.
 bench-growth: bench-build
 	bench/growth
+
+# 100 million plants in SQLite and in PostgreSQL, and several nodes; writes docs/scaling.md. Needs 60 GB of disk and more than an hour;
+# PLANTS and ONLY (sqlite, postgres, nodes) shorten it.
+bench-scale: bench-build
+	@scripts/install-missing postgresql
+	bench/scale
 
 # 100,000 tokens in use; writes docs/performance.md. About 5 minutes; TOKENS, ROUNDS and SECONDS_A_ROUND shorten it.
 bench-tokens: bench-build
