@@ -32,12 +32,13 @@ const ALL_TRANSPORTS: &[&str] = &["", "tls", "http2"];
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Suite {
     PowerCuts,
-    StandbyLosses,
+    /// One run of one fault of PostgreSQL.
+    Postgres(&'static str),
     /// One case of the accidents.
     Accident(&'static str),
 }
 
-const BREAKS: [Break; 7] = [
+const BREAKS: [Break; 8] = [
     Break {
         name: "synchronous-off",
         file: "src/store/sqlite/open.rs",
@@ -86,8 +87,18 @@ const BREAKS: [Break; 7] = [
         file: "src/store/postgres/retry.rs",
         before: "session.has_warned()",
         after: r#"session.has_warned() && !crate::is_broken("warnings-ignored")"#,
-        suite: Suite::StandbyLosses,
+        suite: Suite::Postgres("standbys lost"),
         expected: "without a standby",
+        transports: HTTP_1,
+    },
+    Break {
+        name: "connections-that-stay-behind",
+        file: "src/store/postgres/servers.rs",
+        before: "timeline.is_some() && newest.is_some() && newest != timeline",
+        after: r#"timeline.is_some() && newest.is_some() && newest != timeline
+            && !crate::is_broken("connections-that-stay-behind")"#,
+        suite: Suite::Postgres("stale primaries"),
+        expected: "a token that is revoked is valid",
         transports: HTTP_1,
     },
     Break {
@@ -110,7 +121,7 @@ const BREAKS: [Break; 7] = [
         } else {
             ADD
         }, values)"#,
-        suite: Suite::StandbyLosses,
+        suite: Suite::Postgres("standbys lost"),
         expected: "without a standby",
         transports: HTTP_1,
     },
@@ -182,10 +193,9 @@ fn run(
     let (cuts, seed) = (cuts.to_string(), seed.to_string());
     let arguments = match broken.suite {
         Suite::PowerCuts => vec!["--cuts", &cuts],
-        Suite::StandbyLosses => {
-            let others = "--failovers 0 --connection-cuts 0 --rolling 0 --each 0".split(' ');
-            let standbys = ["--postgres-only", "--standby-losses", "1"];
-            standbys.into_iter().chain(others).collect()
+        Suite::Postgres(fault) => {
+            let runs = "--postgres-only --failovers 1 --standby-losses 1 --only".split(' ');
+            runs.chain([fault]).collect()
         }
         Suite::Accident(case) => vec!["--accidents-only", "--case", case],
     };
