@@ -27,7 +27,7 @@ use crate::store::Mode;
 use crate::store::error::{OpenError, StoreError, chain};
 use crate::store::postgres::retry::RetryingClient;
 use crate::store::postgres::schema::SchemaCheck;
-use crate::store::postgres::servers::Servers;
+use crate::store::postgres::servers::{Servers, Uses};
 use crate::store::postgres::session::{Session, unreachable};
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
@@ -89,6 +89,10 @@ impl Postgres {
                 session: None,
                 last_backend: None,
                 looks_for_newer: is_server,
+                uses: match mode {
+                    Mode::Serve { .. } => Uses::Commits,
+                    _ => Uses::Other,
+                },
             },
             id_taken_at: None,
         };

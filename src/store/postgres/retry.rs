@@ -9,8 +9,8 @@ use tokio_postgres::Error;
 
 use crate::store::error::{Failure, OpenError, StoreError, chain};
 use crate::store::postgres::schema::{self, SchemaCheck};
-use crate::store::postgres::servers::{Backend, Servers};
-use crate::store::postgres::session::{Session, unreachable};
+use crate::store::postgres::servers::{Backend, Servers, Uses};
+use crate::store::postgres::session::Session;
 
 /// The pause between two attempts: it doubles each time up to the maximum, with jitter.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -28,6 +28,7 @@ pub(super) struct RetryingClient {
     pub(super) last_backend: Option<Backend>,
     /// Whether a statement that takes long makes us look for a newer server.
     pub(super) looks_for_newer: bool,
+    pub(super) uses: Uses,
 }
 
 impl RetryingClient {
@@ -53,15 +54,8 @@ impl RetryingClient {
     }
 
     async fn connect(&mut self) -> Result<Session, OpenError> {
-        let session = self.servers.connect().await?;
-        // One process for each connection: not a second one while the first waits.
-        if let Some(earlier) = self.last_backend
-            && !session.end_process(earlier).await?
-        {
-            let reason =
-                "the commit of an earlier connection still waits for a synchronous standby";
-            return Err(unreachable(&session.database, reason));
-        }
+        let connect = self.servers.connect(self.uses, self.last_backend);
+        let session = connect.await?;
         self.last_backend = session.backend;
         schema::ensure(&session, self.schema_check).await?;
         self.schema_check = SchemaCheck::Repeated;

@@ -45,6 +45,14 @@ const IDENTIFY: &str = "
         WHERE usename = current_user AND wait_event = 'SyncRep' AND query_start < clock_timestamp() - INTERVAL '2 s'
       )";
 
+/// What a connection is for. A server whose commits wait for a lost standby can still be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Uses {
+    /// Adds plants as a server, again and again.
+    Commits,
+    Other,
+}
+
 /// The history that a server continues: each promotion begins a new timeline of the same system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Timeline {
@@ -88,7 +96,7 @@ pub(super) struct Servers {
     newest: Mutex<Option<Timeline>>,
     /// How often all connections have moved.
     pub(super) moves: Arc<AtomicU64>,
-    /// Held during a search: all connections together have one connection more than those that they use.
+    /// Held while a connection is made: all together have one more than those that they use.
     search: tokio::sync::Mutex<LastSearch>,
 }
 
@@ -118,24 +126,41 @@ impl Servers {
         timeline.is_some() && newest.is_some() && newest != timeline
     }
 
-    /// Connects to the newest server that accepts writes.
-    pub(super) async fn connect(&self) -> Result<Session, OpenError> {
+    /// Connects to the newest server that accepts writes, in place of an earlier connection. The process of that one is ended, so that it
+    /// does not count twice; while its commit waits for a standby, it cannot be replaced.
+    pub(super) async fn connect(
+        &self,
+        uses: Uses,
+        earlier: Option<Backend>,
+    ) -> Result<Session, OpenError> {
         let mut last = self.search.lock().await;
-        if let Some(reason) = last.recent_rejection() {
+        if let Some(reason) = last.recent_rejection().filter(|_| uses == Uses::Commits) {
             return Err(self.unreachable(reason));
         }
+        // Usually it is the same as for the connection before.
         let known = match last.host {
-            Some(host) if self.url.hosts_len() > 1 => self.candidate(host).await.ok(),
+            Some(host) if self.url.hosts_len() > 1 => {
+                let known = timeout(NEWER_TIMEOUT, self.candidate(host)).await;
+                known.ok().and_then(Result::ok)
+            }
             _ => None,
         };
-        let known = known.filter(|known| self.reason_against(known).is_none());
+        let known = known.filter(|known| self.reason_against(known, uses).is_none());
         let candidate = match known {
             Some(candidate) => candidate,
-            None => self.search(&mut last).await?,
+            None => self.search(&mut last, uses).await?,
         };
-        drop(last);
         self.found(&candidate);
-        Session::new(self.url.to_string(), candidate).await
+        let host = candidate.host;
+        let session = Session::new(self.url.to_string(), candidate).await?;
+        if let Some(earlier) = earlier
+            && !session.end_process(earlier).await?
+        {
+            last.ended_at = Some(Instant::now());
+            let reason = last.rejected.insert(self.stuck_commits_at(host));
+            return Err(self.unreachable(reason));
+        }
+        Ok(session)
     }
 
     /// Returns when a newer server than this one accepts writes.
@@ -145,7 +170,7 @@ impl Servers {
             let mut last = self.search.lock().await;
             if !self.is_outdated(timeline) && !last.is_recent() {
                 // What was found is closed: each connection makes its own.
-                if let Ok(found) = self.search(&mut last).await {
+                if let Ok(found) = self.search(&mut last, Uses::Commits).await {
                     self.found(&found);
                 }
             }
@@ -156,7 +181,7 @@ impl Servers {
     }
 
     /// Connects to all servers at once, and chooses one.
-    async fn search(&self, last: &mut LastSearch) -> Result<Candidate, OpenError> {
+    async fn search(&self, last: &mut LastSearch, uses: Uses) -> Result<Candidate, OpenError> {
         let hosts = 0..self.url.hosts_len();
         let mut attempts: FuturesUnordered<_> = hosts.map(|host| self.candidate(host)).collect();
         let mut best: Option<Candidate> = None;
@@ -168,7 +193,7 @@ impl Servers {
                 Err(error) => errors.push(error),
                 Ok(candidate) => {
                     let is_better = |best: &Candidate| self.prefers(&candidate, best);
-                    if let Some(reason) = self.reason_against(&candidate) {
+                    if let Some(reason) = self.reason_against(&candidate, uses) {
                         last.rejected = Some(reason);
                     } else if best.as_ref().is_none_or(is_better) {
                         best = Some(candidate);
@@ -212,7 +237,7 @@ impl Servers {
     }
 
     /// Why this server must not be used now, although it accepts writes.
-    fn reason_against(&self, candidate: &Candidate) -> Option<String> {
+    fn reason_against(&self, candidate: &Candidate, uses: Uses) -> Option<String> {
         let identity = candidate.identity.as_ref()?;
         let host = self.url.host_name(candidate.host);
         let timeline = identity.timeline;
@@ -224,9 +249,13 @@ impl Servers {
                 timeline.number, newest.number
             ));
         }
-        identity.are_commits_stuck.then(|| {
-            format!("commits at {host} wait for a synchronous standby that does not confirm them")
-        })
+        let is_stuck = identity.are_commits_stuck && uses == Uses::Commits;
+        is_stuck.then(|| self.stuck_commits_at(candidate.host))
+    }
+
+    fn stuck_commits_at(&self, host: usize) -> String {
+        let host = self.url.host_name(host);
+        format!("commits at {host} wait for a synchronous standby that does not confirm them")
     }
 
     /// Whether this server is newer than the other, or else comes first. Servers of different systems are not comparable: then the one

@@ -17,8 +17,8 @@ use crate::report::{Progress, Report};
 
 const NODES: usize = 2;
 
-/// Of two nodes. Each has four for adds, one for tokens, and one while it looks for a server.
-const CONNECTIONS_MAX: i64 = 12;
+/// Of two nodes. Each has four for adds and one for tokens, and less than twice as many while it replaces them.
+const CONNECTIONS_MAX: i64 = 20;
 
 /// The standby is promoted while its primary runs. A token is revoked and another created at the new primary.
 pub fn stale_primaries(seed: u64, runs: usize, progress: &Progress) -> Report {
