@@ -2,12 +2,15 @@
 //! guessed: if a response is lost, the same batch is run again.
 
 mod batch;
+mod channel_binding;
+mod password_file;
 mod query;
 mod retry;
 mod rows;
 pub(super) mod schema;
 mod session;
 mod tls;
+mod tls_options;
 mod tokens;
 pub(super) mod url;
 
@@ -54,10 +57,7 @@ impl Postgres {
             Mode::Create | Mode::Import | Mode::FillBackup => (true, COMMAND_TIMEOUT),
             Mode::Serve { timeout } | Mode::ServeTokens { timeout } => (true, timeout),
         };
-        let tls = url.roots_path.as_deref().map(|path| {
-            let failed = failed_to("read certificates from", path);
-            Tls::trusting(path).map_err(failed)
-        });
+        let tls = url.tls.as_ref().map(Tls::load).transpose()?;
         let database = url.to_string();
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed_to("start a runtime for", Path::new(&database)))?;
@@ -65,7 +65,7 @@ impl Postgres {
             runtime: Some(runtime),
             client: RetryingClient {
                 url: url.clone(),
-                tls: tls.transpose()?.unwrap_or_default(),
+                tls: tls.unwrap_or_default(),
                 timeout,
                 schema_check: SchemaCheck::First { create },
                 session: None,

@@ -62,8 +62,7 @@ impl Session {
     /// Connects to the first host that can be written to.
     pub(super) async fn connect(url: &Url, tls: &Tls) -> Result<Self, OpenError> {
         let database = url.to_string();
-        let connected = url.config.connect(tls.clone()).await;
-        let (client, connection) = connected.map_err(classify_connect_error(&database))?;
+        let (client, connection) = connect_to_any_host(url, tls, &database).await?;
         let warned = Arc::new(AtomicBool::new(false));
         tokio::spawn(drive(connection, Arc::clone(&warned)));
         let is_direct = is_direct(&client).await;
@@ -137,6 +136,23 @@ impl Session {
         let problem: Option<String> = row.get(1);
         problem.map_or(Ok(()), |problem| Err(self.must_not_be_used(problem)))
     }
+}
+
+/// The error is that of the last host.
+async fn connect_to_any_host(
+    url: &Url,
+    tls: &Tls,
+    database: &str,
+) -> Result<(Client, Connection<Socket, Stream<Encrypted<Socket>>>), OpenError> {
+    let mut last_error = None;
+    for index in url.host_order() {
+        match url.config_for(index)?.connect(tls.clone()).await {
+            Ok(connected) => return Ok(connected),
+            Err(error) => last_error = Some(error),
+        }
+    }
+    let error = last_error.expect("a URL has at least one host");
+    Err(classify_connect_error(database)(error))
 }
 
 /// Logs when the clock of this machine and that of the database begin to differ, and when they agree again: once for all
@@ -220,12 +236,15 @@ where
     type Future = Ready<io::Result<Stream<S>>>;
 
     fn connect(self, stream: S) -> Self::Future {
-        ready(Ok(Stream(stream)))
+        ready(Ok(Stream {
+            inner: stream,
+            end_point: None,
+        }))
     }
 }
 
 /// Distinguishes a server that rejects the connection from one that cannot be reached. An error without a code means that the
-/// server did not respond.
+/// server did not respond, or that the driver has ended the login.
 pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> OpenError {
     // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
     // others are temporary, such as 57P03 (the server is starting) and 53300 (too many connections).
@@ -234,6 +253,19 @@ pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> Op
             source,
             format!(
                 "the database {database} rejects the connection; check the user, the password and the name in --store"
+            ),
+        ),
+        // The driver has no other way to tell these apart.
+        None if source.to_string() == "invalid configuration" => OpenError::caused_by(
+            source,
+            format!(
+                "the database {database} requires a password; write it in --store, PGPASSWORD or the password file"
+            ),
+        ),
+        None if source.to_string() == "authentication error" => OpenError::caused_by(
+            source,
+            format!(
+                "the login to the database {database} was ended; check channel_binding and the password in --store"
             ),
         ),
         _ => unreachable(database, source),
