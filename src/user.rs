@@ -1,9 +1,9 @@
-//! Which user of the operating system runs this process, for the history of tokens.
+//! Which user of the operating system runs this process, for the history of tokens and as the user of a database.
 
 use std::env;
 use std::fs;
 
-use rustix::process::getuid;
+use rustix::process::{Uid, geteuid, getuid};
 
 /// The most bytes of a name that are recorded.
 const NAME_LEN_MAX: usize = 64;
@@ -11,13 +11,22 @@ const NAME_LEN_MAX: usize = 64;
 /// The name of the user; with sudo that of the user who ran it.
 pub(crate) fn current_user() -> String {
     let uid = getuid();
-    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    // A user of a directory service is not in the file.
-    let name = name_of(&passwd, uid.as_raw()).unwrap_or_else(|| format!("uid {}", uid.as_raw()));
+    let name = local_name(uid).unwrap_or_else(|| format!("uid {}", uid.as_raw()));
     match env::var("SUDO_USER") {
         Ok(person) if uid.is_root() && is_plain(&person) => format!("{person} (sudo)"),
         _ => name,
     }
+}
+
+/// The name of the account whose rights this process has, which is the default user of a database.
+pub(crate) fn account_name() -> Option<String> {
+    local_name(geteuid())
+}
+
+/// None for a user of a directory service.
+fn local_name(uid: Uid) -> Option<String> {
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    name_of(&passwd, uid.as_raw())
 }
 
 fn name_of(passwd: &str, uid: u32) -> Option<String> {

@@ -1,9 +1,11 @@
-//! Tests that apply to PostgreSQL only: settings, roles, several nodes, TLS, an unavailable database.
+//! Tests that apply to PostgreSQL only: settings, roles, logins, several nodes, TLS, an unavailable database.
 //! `scripts/with-postgres` runs these, and the tests of both stores, with a temporary server.
 
+mod login;
 mod pooler;
 mod schema;
 mod settings;
+mod tls;
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -287,50 +289,10 @@ pub fn address(url: &str) -> SocketAddr {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn verify_full_checks_the_certificate_and_the_host_name() {
-    let directory = directory();
-    let url = url(directory.path());
-    let roots = std::env::var("TEST_POSTGRES_ROOTS").expect("the server's certificate");
-    let verified = format!("{url}?sslmode=verify-full&sslrootcert={roots}");
-    run_ok(
-        directory.path(),
-        &["token", "create", "a", "--store", &verified],
-    );
-
-    // The certificate is valid for the address, not for this name.
-    let misnamed = verified.replace("127.0.0.1", "localhost");
-    let sentence = refusal(directory.path(), &["token", "list", "--store", &misnamed]);
-    assert!(sentence.contains("not valid for name"), "{sentence}");
-
-    let strangers = directory.path().join("strangers.pem");
-    let made = std::process::Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-        ])
-        .args(["-subj", "/CN=stranger", "-keyout", "/dev/null", "-out"])
-        .arg(&strangers)
-        .output();
-    assert!(made.expect("openssl runs").status.success());
-    let strange = format!(
-        "{url}?sslmode=verify-full&sslrootcert={}",
-        strangers.display()
-    );
-    let sentence = refusal(directory.path(), &["token", "list", "--store", &strange]);
-    assert!(sentence.contains("invalid peer certificate"), "{sentence}");
-}
-
-#[test]
-#[ignore = "scripts/with-postgres runs it"]
 fn an_invalid_url_is_a_usage_error_without_the_password() {
     let directory = directory();
     for (url, complaint) in [
-        ("postgres://u:secret@h/d?sslmode=require", "verify-full"),
+        ("postgres://u:secret@h/d?sslmode=prefer", "verify-full"),
         ("postgres://u:secret@h/d?sslmode=verify-full", "sslrootcert"),
         ("postgres://u:secret@h/d?frobnicate=1", "frobnicate"),
     ] {

@@ -2,6 +2,8 @@
 //! guessed: if a response is lost, the same batch is run again.
 
 mod batch;
+mod channel_binding;
+mod password_file;
 mod query;
 mod retry;
 mod rows;
@@ -9,6 +11,7 @@ pub(super) mod schema;
 mod servers;
 mod session;
 mod tls;
+mod tls_options;
 mod tokens;
 pub(super) mod url;
 
@@ -53,11 +56,8 @@ type Values<'a> = [(&'a (dyn ToSql + Sync), Type)];
 impl Postgres {
     /// Connects to a server with safe settings, and verifies the tables or creates them. Several nodes may create them at once.
     pub(crate) fn open(url: &Url, mode: Mode) -> Result<Self, OpenError> {
-        let tls = url.roots_path.as_deref().map(|path| {
-            let failed = failed_to("read certificates from", path);
-            Tls::trusting(path).map_err(failed)
-        });
-        let servers = Servers::new(url.clone(), tls.transpose()?.unwrap_or_default());
+        let tls = url.tls.as_ref().map(Tls::load).transpose()?;
+        let servers = Servers::new(url.clone(), tls.unwrap_or_default());
         Self::connect(Arc::new(servers), mode)
     }
 

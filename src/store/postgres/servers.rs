@@ -86,6 +86,8 @@ pub(super) struct Candidate {
     pub(super) connection: ConnectionTask,
     pub(super) identity: Option<Identity>,
     host: usize,
+    /// The order of hosts that are equally good.
+    rank: usize,
 }
 
 /// The servers of a URL, shared by all connections of the process.
@@ -138,12 +140,13 @@ impl Servers {
             return Err(self.unreachable(reason));
         }
         // Usually it is the same as for the connection before.
-        let known = match last.host {
-            Some(host) if self.url.hosts_len() > 1 => {
-                let known = timeout(NEWER_TIMEOUT, self.candidate(host)).await;
+        let is_one_of_several = |_: &usize| self.url.hosts_len() > 1 && !self.url.is_balanced();
+        let known = match last.host.filter(is_one_of_several) {
+            Some(host) => {
+                let known = timeout(NEWER_TIMEOUT, self.candidate(host, 0)).await;
                 known.ok().and_then(Result::ok)
             }
-            _ => None,
+            None => None,
         };
         let known = known.filter(|known| self.reason_against(known, uses).is_none());
         let candidate = match known {
@@ -182,8 +185,9 @@ impl Servers {
 
     /// Connects to all servers at once, and chooses one.
     async fn search(&self, last: &mut LastSearch, uses: Uses) -> Result<Candidate, OpenError> {
-        let hosts = 0..self.url.hosts_len();
-        let mut attempts: FuturesUnordered<_> = hosts.map(|host| self.candidate(host)).collect();
+        let hosts = self.url.host_order().into_iter().enumerate();
+        let attempts = hosts.map(|(rank, host)| self.candidate(host, rank));
+        let mut attempts: FuturesUnordered<_> = attempts.collect();
         let mut best: Option<Candidate> = None;
         let mut errors = Vec::new();
         last.rejected = None;
@@ -218,16 +222,18 @@ impl Servers {
         Ok(best)
     }
 
-    async fn candidate(&self, host: usize) -> Result<Candidate, OpenError> {
+    async fn candidate(&self, host: usize, rank: usize) -> Result<Candidate, OpenError> {
         let database = self.url.to_string();
+        let config = self.url.config_for(host)?;
         let connect = async {
-            let (client, connection) = connect(&self.url.config_for(host), &self.tls).await?;
+            let (client, connection) = connect(&config, &self.tls).await?;
             let identity = identify(&client).await?;
             Ok(Candidate {
                 client,
                 connection,
                 identity,
                 host,
+                rank,
             })
         };
         match timeout(CONNECT_TIMEOUT, connect).await {
@@ -269,10 +275,10 @@ impl Servers {
                 let used = self.newest.lock().map(|newest| newest.system);
                 match used {
                     Some(used) => one.system == used,
-                    None => candidate.host < other.host,
+                    None => candidate.rank < other.rank,
                 }
             }
-            _ => candidate.host < other.host,
+            _ => candidate.rank < other.rank,
         }
     }
 

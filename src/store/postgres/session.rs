@@ -273,12 +273,15 @@ where
     type Future = Ready<io::Result<Stream<S>>>;
 
     fn connect(self, stream: S) -> Self::Future {
-        ready(Ok(Stream(stream)))
+        ready(Ok(Stream {
+            inner: stream,
+            end_point: None,
+        }))
     }
 }
 
 /// Distinguishes a server that rejects the connection from one that cannot be reached. An error without a code means that the
-/// server did not respond.
+/// server did not respond, or that the driver has ended the login.
 pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> OpenError {
     // SQLSTATE classes: 28 is authentication, 3D an unknown database, 42 missing privileges. The operator must act on these. All
     // others are temporary, such as 57P03 (the server is starting) and 53300 (too many connections).
@@ -287,6 +290,19 @@ pub(super) fn classify_connect_error(database: &str) -> impl FnOnce(Error) -> Op
             source,
             format!(
                 "the database {database} rejects the connection; check the user, the password and the name in --store"
+            ),
+        ),
+        // The driver has no other way to tell these apart.
+        None if source.to_string() == "invalid configuration" => OpenError::caused_by(
+            source,
+            format!(
+                "the database {database} requires a password; write it in --store, PGPASSWORD or the password file"
+            ),
+        ),
+        None if source.to_string() == "authentication error" => OpenError::caused_by(
+            source,
+            format!(
+                "the login to the database {database} was ended; check channel_binding and the password in --store"
             ),
         ),
         _ => unreachable(database, source),

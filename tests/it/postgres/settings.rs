@@ -11,13 +11,13 @@ use crate::harness::{
 use crate::postgres::{BODY, SERVE, refusal, says, sql, url};
 
 /// A server of one test, whose settings can be changed.
-struct OwnServer {
+pub struct OwnServer {
     child: Child,
-    url: String,
+    pub url: String,
 }
 
 impl OwnServer {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let mut child = Command::new("scripts/with-postgres")
             .args(["bash", "-c", "echo \"$TEST_POSTGRES\"; read -r || true"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -34,7 +34,7 @@ impl OwnServer {
     }
 
     /// Changes a setting for all open connections, and waits until it is effective.
-    fn set(&self, setting: &str, value: &str) {
+    pub fn set(&self, setting: &str, value: &str) {
         let change = format!("ALTER SYSTEM SET {setting} = '{value}'");
         // `ALTER SYSTEM` cannot run in a transaction with the reload.
         sql(&self.url, &change);
