@@ -148,7 +148,8 @@ impl Load {
 
 /// The load balancer had no node for the request, or no response from it.
 fn is_from_balancer(response: &Response) -> bool {
-    [502, 503].contains(&response.status) && response.header("content-type") == Some("text/html")
+    [502, 503, 504].contains(&response.status)
+        && response.header("content-type") == Some("text/html")
 }
 
 struct Exchange {

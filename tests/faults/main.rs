@@ -1,7 +1,7 @@
 //! Fault injection: runs the real binary under load, injects a fault, and checks that no acknowledged plant is lost.
 //!
 //! `faults [--cuts N] [--kills N] [--step N] [--each N] [--failovers N] [--standby-losses N] [--connection-cuts N]
-//! [--rolling N] [--seed S] [--only NAME,NAME] [--postgres-only] [--accidents-only [--case NAME]] [--publish]`, or
+//! [--rolling N] [--leader-failures N] [--patroni-each N] [--seed S] [--only NAME,NAME] [--postgres-only] [--patroni-only] [--accidents-only [--case NAME]] [--publish]`, or
 //! `faults --replay RECORDING --seed S --cuts N`, which repeats the power cuts of a saved recording.
 //!
 //! With `TRANSPORT=tls` or `TRANSPORT=http2` clients use TLS or HTTP/2. Accidents with files and commands, which do not depend on
@@ -17,6 +17,7 @@ mod disk_faults;
 mod harness;
 mod kills;
 mod load;
+mod patroni;
 mod postgres;
 mod power_cuts;
 mod process_faults;
@@ -48,9 +49,13 @@ struct Asked {
     standby_losses: usize,
     connection_cuts: usize,
     rolling: usize,
+    /// How often the leader of a cluster under Patroni fails, and how often to inject each other fault of it; 0 for none.
+    leader_failures: usize,
+    patroni_each: usize,
     /// The names of the faults to inject; empty for all.
     only: Vec<String>,
     postgres_only: bool,
+    patroni_only: bool,
     accidents_only: bool,
     /// Only the accidents whose name contains this text.
     case: String,
@@ -76,10 +81,13 @@ impl Asked {
             standby_losses: number("--standby-losses", 1),
             connection_cuts: number("--connection-cuts", 20),
             rolling: number("--rolling", 1),
+            leader_failures: number("--leader-failures", 0),
+            patroni_each: number("--patroni-each", 0),
             only: value("--only").map_or_else(Vec::new, |names| {
                 names.split(',').map(str::to_owned).collect()
             }),
             postgres_only: at("--postgres-only").is_some(),
+            patroni_only: at("--patroni-only").is_some(),
             accidents_only: at("--accidents-only").is_some(),
             case: value("--case").cloned().unwrap_or_default(),
             replay: value("--replay").cloned(),
@@ -242,6 +250,28 @@ impl Suite {
             }
         }
     }
+
+    /// A PostgreSQL cluster under Patroni. It does not depend on how clients connect, so it runs without a TRANSPORT only.
+    fn patroni(&mut self, asked: &Asked) {
+        if transport() != Transport::Plain {
+            return;
+        }
+        let kinds = patroni::LEADER_FAILURES.len();
+        let leader_failures = asked.leader_failures.div_ceil(kinds);
+        let faults = patroni::LEADER_FAILURES
+            .map(|fault| (fault, leader_failures))
+            .into_iter()
+            .chain(patroni::OTHERS.map(|fault| (fault, asked.patroni_each)));
+        let mut cluster = patroni::Patroni::default();
+        for (fault, runs) in faults.filter(|(_, runs)| *runs > 0) {
+            let [name, ..] = fault.names();
+            self.run(
+                runs,
+                |progress| cluster.run(fault, asked.seed, runs, progress),
+                name,
+            );
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -264,6 +294,8 @@ fn main() -> ExitCode {
         );
     } else if asked.postgres_only {
         suite.postgres(&asked);
+    } else if asked.patroni_only {
+        suite.patroni(&asked);
     } else if asked.accidents_only {
         suite.accidents(&asked);
         if asked.case.is_empty() && transport() == Transport::Plain {
@@ -275,6 +307,7 @@ fn main() -> ExitCode {
         if std::env::var_os(harness::BINARY_UNDER_TEST).is_none() {
             suite.all_others(&asked);
             suite.postgres(&asked);
+            suite.patroni(&asked);
             suite.accidents(&asked);
             if transport() == Transport::Plain && asked.only.is_empty() {
                 suite.fail(breaks::undetected(asked.cuts / 4, asked.seed));
