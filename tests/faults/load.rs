@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::checker::{History, Outcome, Sent};
 use crate::harness::transport::Received;
@@ -130,6 +130,10 @@ impl Load {
             history.note(sent, outcome);
             if response.is_none() && !self.balanced {
                 break;
+            }
+            if self.balanced && response.is_some_and(|response| response.status == 503) {
+                // The load balancer responds at once if it has no node.
+                thread::sleep(Duration::from_millis(20));
             }
             client = connection;
         }

@@ -169,11 +169,10 @@ impl Fault {
             | Self::LeaderPaused
             | Self::LeaderCutOff
             | Self::Switchover => topology.wait_for_other_leader(victims[0]),
-            Self::EtcdMajorityLost => thread::sleep(LONGER_THAN_TTL),
-            Self::LeaderPostgresKilled
-            | Self::StandbyLost
-            | Self::EtcdMemberLost
-            | Self::RollingRestart => {}
+            Self::StandbyLost | Self::EtcdMemberLost | Self::EtcdMajorityLost => {
+                thread::sleep(LONGER_THAN_TTL);
+            }
+            Self::LeaderPostgresKilled | Self::RollingRestart => {}
         }
         if self == Self::LeaderPatroniKilled {
             let runs = topology.machines[victims[0]].runs_postgres();
