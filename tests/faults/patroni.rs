@@ -160,7 +160,7 @@ fn acknowledged_by_all(topology: &Topology, run: usize, phase: i64, history: &mu
                 let id = first_id(run) + FIRST_SINGLE_ID + phase * 10 + at;
                 let plant = (id, format!("single {id}"), None);
                 let (address, token) = (node.server.address(), node.server.token());
-                scope.spawn(move || acknowledged(address, &token, plant))
+                scope.spawn(move || acknowledged(address, &token, &plant))
             })
             .collect();
         for wait in waits {
@@ -171,11 +171,11 @@ fn acknowledged_by_all(topology: &Topology, run: usize, phase: i64, history: &mu
 }
 
 /// Sends a plant to this node until it is acknowledged.
-fn acknowledged(address: SocketAddr, token: &str, plant: Sent) -> History {
+fn acknowledged(address: SocketAddr, token: &str, plant: &Sent) -> History {
     let mut history = History::default();
     let end = Instant::now() + PATIENCE;
     loop {
-        let response = Client::connect(address).add(token, body(&plant).as_bytes());
+        let response = Client::connect(address).add(token, body(plant).as_bytes());
         let outcome = outcome_of(Some(&response));
         history.note(plant.clone(), outcome);
         if outcome == Outcome::Acknowledged {

@@ -118,7 +118,9 @@ impl Fault {
             }
             Self::LeaderCutOff => {
                 // The links to Patroni of the other machines are used by the leader too.
-                machines.iter().for_each(|machine| machine.cut_rest(true));
+                for machine in machines.iter() {
+                    machine.cut_rest(true);
+                }
                 machines[leader].cut_off(true);
                 vec![leader]
             }
@@ -195,7 +197,9 @@ impl Fault {
             }
         }
         if self == Self::LeaderCutOff {
-            machines.iter().for_each(|machine| machine.cut_rest(false));
+            for machine in machines.iter() {
+                machine.cut_rest(false);
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The topology of the guide: three machines, two Plant Store nodes and HAProxy. One node connects to PostgreSQL, the other one to
 //! PgBouncer.
 
-use std::io::{Read, Write};
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
@@ -70,7 +71,7 @@ impl Topology {
             nodes.push(node);
         }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-        replace("bind :8080", &format!("bind {address}"));
+        replace("bind 10.0.0.20:8080", &format!("bind {address}"));
         let balancer = Balancer::with(&configuration, address, nodes.len());
         Self {
             balancer,
@@ -90,12 +91,11 @@ impl Topology {
         leader.expect("just seen")
     }
 
-    /// Waits until a machine other than this one is the leader.
+    /// Waits until a machine other than this one is the leader and has been promoted: until then its commits go to the old one.
     pub fn wait_for_other_leader(&self, than: usize) {
         wait_until("another machine is the leader", || {
-            let others = (0..self.machines.len()).filter(|at| *at != than);
-            let mut others = others.filter_map(|at| cluster(&self.machines[at]));
-            others.any(|cluster| with_role(&cluster, "leader").is_some_and(|at| at != than))
+            let mut others = (0..self.machines.len()).filter(|at| *at != than);
+            others.any(|at| is_primary(&self.machines[at]))
         });
     }
 
@@ -126,7 +126,8 @@ impl Topology {
         let mut text = String::new();
         for (at, machine) in self.machines.iter().enumerate() {
             let cluster = cluster(machine).map_or_else(String::new, |cluster| cluster.to_string());
-            text += &format!("\n  pg{}: {cluster}\n    {}", at + 1, machine.last_lines());
+            let lines = machine.last_lines();
+            write!(text, "\n  pg{}: {cluster}\n    {lines}", at + 1).expect("it is a string");
         }
         text
     }
@@ -187,8 +188,19 @@ fn with_role(cluster: &Value, role: &str) -> Option<usize> {
     Some(number - 1)
 }
 
+/// Whether PostgreSQL of this machine is the primary, and Patroni has the lock of the leader.
+fn is_primary(machine: &Machine) -> bool {
+    response(machine, "/primary").is_some_and(|response| response.starts_with("HTTP/1.0 200"))
+}
+
 /// The body of a response of Patroni.
 fn ask(machine: &Machine, path: &str) -> Option<String> {
+    let response = response(machine, path)?;
+    let (_, body) = response.split_once("\r\n\r\n")?;
+    Some(body.to_owned())
+}
+
+fn response(machine: &Machine, path: &str) -> Option<String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, machine.ports.rest));
     let mut stream = TcpStream::connect_timeout(&address, RESPONSE_TIMEOUT).ok()?;
     stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).ok()?;
@@ -196,6 +208,5 @@ fn ask(machine: &Machine, path: &str) -> Option<String> {
     stream.write_all(request.as_bytes()).ok()?;
     let mut response = String::new();
     stream.read_to_string(&mut response).ok()?;
-    let (_, body) = response.split_once("\r\n\r\n")?;
-    Some(body.to_owned())
+    Some(response)
 }
