@@ -50,6 +50,11 @@ impl Node {
         }
     }
 
+    /// The store that the node uses when it is started again.
+    pub fn use_store(&mut self, store: &str) {
+        store.clone_into(&mut self.arguments[1]);
+    }
+
     /// Starts the node again after it has exited.
     pub fn start_again(&mut self) {
         self.server = serve(&self.place, self.address, &self.arguments);

@@ -93,6 +93,14 @@ impl Fault {
         }
     }
 
+    /// Whether the old leader still accepts connections while another one has taken over.
+    pub fn leaves_two_primaries(self) -> bool {
+        matches!(
+            self,
+            Self::LeaderPatroniKilled | Self::LeaderPaused | Self::LeaderCutOff
+        )
+    }
+
     /// Causes the failure; returns the machines that it is about.
     pub fn inject(self, topology: &mut Topology, random: &mut Random, leader: usize) -> Vec<usize> {
         let run = topology.runs;
@@ -156,7 +164,7 @@ impl Fault {
                     restart_machine(topology, at);
                 }
                 for at in 0..topology.nodes.len() {
-                    restart_node(topology, at);
+                    topology.restart_node(at);
                 }
                 Vec::new()
             }
@@ -214,13 +222,4 @@ fn restart_machine(topology: &mut Topology, at: usize) {
     machine.pgbouncer.start();
     machine.patroni.start();
     topology.wait_until_healthy();
-}
-
-fn restart_node(topology: &mut Topology, at: usize) {
-    let node = &mut topology.nodes[at];
-    let status = node.server.terminate();
-    assert!(status.success(), "node {at}: {status}");
-    node.start_again();
-    let balancer = &topology.balancer;
-    crate::harness::wait_until("the node gets requests", || balancer.is_up(at));
 }

@@ -48,9 +48,8 @@ impl Topology {
             let database = format!("CREATE DATABASE plants OWNER {ROLE}");
             client.batch_execute(&database).await.expect("a database");
         });
-        let direct = store(machines.iter().map(|machine| machine.to_postgres.port));
-        let pooled = store(machines.iter().map(|machine| machine.ports.pgbouncer));
-        let token = prepare(&direct);
+        let stores = stores(&machines, 0);
+        let token = prepare(&stores[0]);
         let mut configuration = HAPROXY.to_owned();
         let mut replace = |from: &str, to: &str| {
             assert!(
@@ -60,7 +59,7 @@ impl Topology {
             configuration = configuration.replace(from, to);
         };
         let mut nodes = Vec::new();
-        for (store, number) in [(direct, 1), (pooled, 2)] {
+        for (number, store) in (1..).zip(stores) {
             let ops = free_port();
             let ops_address = format!("127.0.0.1:{ops}");
             let node = Node::start(&store, &token, &["--ops-listen", &ops_address]);
@@ -79,6 +78,23 @@ impl Topology {
             machines,
             runs: 0,
         }
+    }
+
+    /// Restarts the nodes with URLs in which this machine is the first host.
+    pub fn list_first(&mut self, machine: usize) {
+        for (at, store) in stores(&self.machines, machine).into_iter().enumerate() {
+            self.nodes[at].use_store(&store);
+            self.restart_node(at);
+        }
+    }
+
+    /// Stops a node with SIGTERM and starts it again.
+    pub fn restart_node(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let status = node.server.terminate();
+        assert!(status.success(), "node {at}: {status}");
+        node.start_again();
+        wait_until("the node gets requests", || self.balancer.is_up(at));
     }
 
     /// Waits until there is a leader with a synchronous and another standby, and all machines run; returns the leader.
@@ -138,7 +154,15 @@ fn superuser(machine: &Machine, database: &str) -> String {
     format!("postgres://postgres:change-me-1@127.0.0.1:{port}/{database}")
 }
 
-/// The store URL with all hosts.
+/// The store URLs of the two nodes: to PostgreSQL and to PgBouncer, with all hosts, this machine first.
+fn stores(machines: &[Machine], first: usize) -> [String; 2] {
+    let order = || (0..machines.len()).map(move |at| &machines[(first + at) % machines.len()]);
+    [
+        store(order().map(|machine| machine.to_postgres.port)),
+        store(order().map(|machine| machine.ports.pgbouncer)),
+    ]
+}
+
 fn store(ports: impl Iterator<Item = u16>) -> String {
     let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
     format!("postgres://{ROLE}:{PASSWORD}@{}/plants", hosts.join(","))
