@@ -212,19 +212,15 @@ fn with_role(cluster: &Value, role: &str) -> Option<usize> {
     Some(number - 1)
 }
 
-/// Whether PostgreSQL of this machine is the primary, and Patroni has the lock of the leader.
+/// Whether PostgreSQL of this machine is a primary. `/primary` of Patroni would tell whether it has the lock, which it gets before
+/// it promotes PostgreSQL.
 fn is_primary(machine: &Machine) -> bool {
-    response(machine, "/primary").is_some_and(|response| response.starts_with("HTTP/1.0 200"))
+    let state = ask(machine, "/patroni").and_then(|body| serde_json::from_str::<Value>(&body).ok());
+    state.is_some_and(|state| state["role"] == "master" || state["role"] == "primary")
 }
 
 /// The body of a response of Patroni.
 fn ask(machine: &Machine, path: &str) -> Option<String> {
-    let response = response(machine, path)?;
-    let (_, body) = response.split_once("\r\n\r\n")?;
-    Some(body.to_owned())
-}
-
-fn response(machine: &Machine, path: &str) -> Option<String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, machine.ports.rest));
     let mut stream = TcpStream::connect_timeout(&address, RESPONSE_TIMEOUT).ok()?;
     stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).ok()?;
@@ -232,5 +228,6 @@ fn response(machine: &Machine, path: &str) -> Option<String> {
     stream.write_all(request.as_bytes()).ok()?;
     let mut response = String::new();
     stream.read_to_string(&mut response).ok()?;
-    Some(response)
+    let (_, body) = response.split_once("\r\n\r\n")?;
+    Some(body.to_owned())
 }
