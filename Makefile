@@ -7,7 +7,7 @@ DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 FUZZ_VERSION := 0.13.2
 CYCLONEDX_VERSION := 0.5.9
-FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer openssl
+FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer openssl patroni etcd-server etcd-client
 
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
@@ -15,7 +15,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults schemathesis harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -37,6 +37,7 @@ tests-sqlite:
 
 tests-postgres:
 	@$(PART) it-postgres $(LABEL)
+	@$(PART) faults-patroni $(LABEL)
 
 checks:
 	@$(NICE) $(PART) build deny lint docs $(LABEL)
@@ -45,8 +46,8 @@ checks:
 # Needs only Rust and a C compiler.
 check: fmt lint docs
 
-# Installs the tools of the tests: curl and sqlite3 (commands in README.md), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
-# (faults), openssl (certificates), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs),
+# Installs the tools of the tests: curl and sqlite3 (commands in README.md), strace, libfaketime, PostgreSQL, PgBouncer, Patroni, etcd
+# and HAProxy (faults), openssl (certificates), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs),
 # Node.js and Chromium (docs page), h2load and wrk (clients over TLS), certbot and Pebble (ACME), an identity provider (JWTs). The
 # full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
@@ -122,6 +123,16 @@ faults-sample:
 	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 
+# A cluster under Patroni: some faults once, in about two minutes.
+faults-patroni:
+	$(CARGO) test --locked --test faults -- --patroni-only --leader-failures 3 --patroni-each 1 \
+	  --only "leader's PostgreSQL killed,leader killed,replica lost,switchover"
+
+# All of them: 30 failures of the leader and 10 of each other fault; about 45 minutes. Writes the table of docs/reliability.md.
+faults-patroni-all:
+	@scripts/install-missing $(FAULT_TOOLS)
+	$(CARGO) test --release --locked --test faults -- --patroni-only --leader-failures 30 --patroni-each 10 --publish
+
 # The faults that depend most on how clients connect, over TLS and over HTTP/2.
 OVER_TLS := --cuts 100 --kills 5 --each 3 --failovers 1 --connection-cuts 10 --rolling 1 \
   --only "power cuts,kills,SIGTERM,failovers,connections cut,nodes killed,rolling restarts"
@@ -131,8 +142,8 @@ faults-transports:
 	TRANSPORT=http2 $(CARGO) test --locked --test faults -- $(OVER_TLS)
 
 # All faults: 20,000 power cuts, 1,000 kills, a kill at every sync and write of a run, 50 of each other fault; with PostgreSQL
-# 1,000 cut connections and 50 failovers. Then all faults over TLS and over HTTP/2, a fifth as often. Writes the tables of
-# docs/reliability.md; takes about an hour on an idle machine.
+# 1,000 cut connections and 50 failovers. Then all faults over TLS and over HTTP/2, a fifth as often, and a cluster under Patroni. Writes
+# the tables of docs/reliability.md; takes about two hours on an idle machine.
 FAULTS_OVER_TLS := --cuts 4000 --kills 200 --step 5 --each 10 --failovers 10 --standby-losses 2 --connection-cuts 200 --rolling 2 --publish
 
 faults:
@@ -141,6 +152,7 @@ faults:
 	  --failovers 50 --standby-losses 10 --connection-cuts 1000 --rolling 10 --publish
 	TRANSPORT=tls $(CARGO) test --release --locked --test faults -- $(FAULTS_OVER_TLS)
 	TRANSPORT=http2 $(CARGO) test --release --locked --test faults -- $(FAULTS_OVER_TLS)
+	@$(MAKE) --no-print-directory faults-patroni-all
 
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore

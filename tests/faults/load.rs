@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::checker::{History, Outcome, Sent};
 use crate::harness::transport::Received;
@@ -131,6 +131,10 @@ impl Load {
             if response.is_none() && !self.balanced {
                 break;
             }
+            if self.balanced && response.is_some_and(|response| response.status == 503) {
+                // The load balancer responds at once if it has no node.
+                thread::sleep(Duration::from_millis(20));
+            }
             client = connection;
         }
         history
@@ -148,7 +152,8 @@ impl Load {
 
 /// The load balancer had no node for the request, or no response from it.
 fn is_from_balancer(response: &Response) -> bool {
-    [502, 503].contains(&response.status) && response.header("content-type") == Some("text/html")
+    [502, 503, 504].contains(&response.status)
+        && response.header("content-type") == Some("text/html")
 }
 
 struct Exchange {

@@ -2,7 +2,8 @@
 //!
 //! `faults [--cuts N] [--kills N] [--step N] [--each N] [--failovers N] [--standby-losses N] [--connection-cuts N]
 //! [--rolling N] [--seed S] [--only NAME,NAME] [--postgres-only] [--accidents-only [--case NAME]] [--publish]`, or
-//! `faults --replay RECORDING --seed S --cuts N`, which repeats the power cuts of a saved recording.
+//! `faults --replay RECORDING --seed S --cuts N`, which repeats the power cuts of a saved recording, or `faults --patroni-only
+//! [--leader-failures N] [--patroni-each N] [--seed S] [--only NAME,NAME] [--publish]` for a cluster under Patroni.
 //!
 //! With `TRANSPORT=tls` or `TRANSPORT=http2` clients use TLS or HTTP/2. Accidents with files and commands, which do not depend on
 //! that, are left out then, and so are the deliberate breaks, which run over all transports without it.
@@ -17,6 +18,7 @@ mod disk_faults;
 mod harness;
 mod kills;
 mod load;
+mod patroni;
 mod postgres;
 mod power_cuts;
 mod process_faults;
@@ -35,6 +37,16 @@ use report::{HEAD, Progress, Report};
 /// Enough for more than 200 commits: some plants are sent twice.
 const PLANTS: u64 = 260;
 
+/// Which faults to inject.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// All but Patroni.
+    All,
+    Postgres,
+    Patroni,
+    Accidents,
+}
+
 /// The command-line options.
 struct Asked {
     seed: u64,
@@ -48,10 +60,12 @@ struct Asked {
     standby_losses: usize,
     connection_cuts: usize,
     rolling: usize,
+    /// How often the leader of a cluster under Patroni fails, and how often to inject each other fault of it.
+    leader_failures: usize,
+    patroni_each: usize,
     /// The names of the faults to inject; empty for all.
     only: Vec<String>,
-    postgres_only: bool,
-    accidents_only: bool,
+    part: Part,
     /// Only the accidents whose name contains this text.
     case: String,
     replay: Option<String>,
@@ -76,11 +90,20 @@ impl Asked {
             standby_losses: number("--standby-losses", 1),
             connection_cuts: number("--connection-cuts", 20),
             rolling: number("--rolling", 1),
+            leader_failures: number("--leader-failures", 3),
+            patroni_each: number("--patroni-each", 1),
             only: value("--only").map_or_else(Vec::new, |names| {
                 names.split(',').map(str::to_owned).collect()
             }),
-            postgres_only: at("--postgres-only").is_some(),
-            accidents_only: at("--accidents-only").is_some(),
+            part: if at("--postgres-only").is_some() {
+                Part::Postgres
+            } else if at("--patroni-only").is_some() {
+                Part::Patroni
+            } else if at("--accidents-only").is_some() {
+                Part::Accidents
+            } else {
+                Part::All
+            },
             case: value("--case").cloned().unwrap_or_default(),
             replay: value("--replay").cloned(),
             publish: at("--publish").is_some(),
@@ -252,12 +275,31 @@ impl Suite {
             }
         }
     }
+
+    /// A PostgreSQL cluster under Patroni, which has its own table.
+    fn patroni(&mut self, asked: &Asked) {
+        let kinds = patroni::LEADER_FAILURES.len();
+        let leader_failures = asked.leader_failures.div_ceil(kinds);
+        let faults = patroni::LEADER_FAILURES
+            .map(|fault| (fault, leader_failures))
+            .into_iter()
+            .chain(patroni::OTHERS.map(|fault| (fault, asked.patroni_each)));
+        let mut cluster = patroni::Patroni::default();
+        for (fault, runs) in faults.filter(|(_, runs)| *runs > 0) {
+            let [name, ..] = fault.names();
+            self.run(
+                runs,
+                |progress| cluster.run(fault, asked.seed, runs, progress),
+                name,
+            );
+        }
+    }
 }
 
 fn main() -> ExitCode {
     let asked = Asked::read();
     println!("seed {}", asked.seed);
-    if !asked.accidents_only {
+    if asked.part != Part::Accidents {
         println!("\n{HEAD}");
     }
     let mut suite = Suite {
@@ -272,9 +314,11 @@ fn main() -> ExitCode {
             |progress| power_cuts::replay(kept, seed, cuts, progress),
             "replay",
         );
-    } else if asked.postgres_only {
+    } else if asked.part == Part::Postgres {
         suite.postgres(&asked);
-    } else if asked.accidents_only {
+    } else if asked.part == Part::Patroni {
+        suite.patroni(&asked);
+    } else if asked.part == Part::Accidents {
         suite.accidents(&asked);
         if asked.case.is_empty() && transport() == Transport::Plain {
             suite.fail(breaks::undetected_accidents());
@@ -295,8 +339,13 @@ fn main() -> ExitCode {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reliability.md");
         let by_transport = transport().name().map(|name| format!("{name}, "));
         let by_transport = by_transport.unwrap_or_default();
+        let of_rows = if asked.part == Part::Patroni {
+            "Patroni, ".to_owned()
+        } else {
+            by_transport
+        };
         for (table, head, rows) in [
-            (by_transport, HEAD, &suite.rows),
+            (of_rows, HEAD, &suite.rows),
             ("accidents, ".to_owned(), accidents::HEAD, &suite.accidents),
         ] {
             let table = format!("{table}written by make faults");

@@ -3,8 +3,8 @@
 pub mod cluster;
 mod conflicts;
 mod connections;
-mod failover;
-mod nodes;
+pub mod failover;
+pub mod nodes;
 mod pair;
 mod proxy;
 mod stuck_commits;
@@ -29,15 +29,15 @@ pub use stuck_commits::{stale_primaries, standby_outages};
 use cluster::free_port;
 
 /// A node: the real binary, with an address that stays the same across restarts.
-struct Node {
-    server: Server,
+pub struct Node {
+    pub server: Server,
     place: TempDir,
-    address: SocketAddr,
+    pub address: SocketAddr,
     arguments: Vec<String>,
 }
 
 impl Node {
-    fn start(store: &str, token: &str, more: &[&str]) -> Self {
+    pub fn start(store: &str, token: &str, more: &[&str]) -> Self {
         let place = directory();
         fs::write(place.path().join("plantstore.token"), token).expect("a file");
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
@@ -52,8 +52,13 @@ impl Node {
         }
     }
 
+    /// The store that the node uses when it is started again.
+    pub fn use_store(&mut self, store: &str) {
+        store.clone_into(&mut self.arguments[1]);
+    }
+
     /// Starts the node again after it has exited.
-    fn start_again(&mut self) {
+    pub fn start_again(&mut self) {
         self.server = serve(&self.place, self.address, &self.arguments);
     }
 
@@ -70,7 +75,7 @@ fn serve(place: &TempDir, address: SocketAddr, arguments: &[String]) -> Server {
 }
 
 /// Creates the schema and a token.
-fn prepare(store: &str) -> String {
+pub fn prepare(store: &str) -> String {
     let place = directory();
     run_ok(
         place.path(),
@@ -79,7 +84,7 @@ fn prepare(store: &str) -> String {
 }
 
 /// A load that runs until it is stopped; loads with the same number race for the same ids.
-fn load(number: usize, first_client: u64, seed: u64) -> Load {
+pub fn load(number: usize, first_client: u64, seed: u64) -> Load {
     Load {
         clients: 4,
         plants: 900_000,
@@ -116,7 +121,7 @@ fn violations(database: &str, history: &History) -> Vec<String> {
     history.violations(&stored)
 }
 
-fn median(mut seconds: Vec<f64>) -> f64 {
+pub fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -40,7 +41,7 @@ macro_rules! pages {
         })+
 
         /// The pages whose commands are run.
-        const PAGES: &[&str] = &[$($name,)+ "high-availability.md", "copy.md"];
+        const PAGES: &[&str] = &[$($name,)+ "high-availability.md", "patroni.md", "copy.md"];
     };
 }
 
@@ -83,6 +84,33 @@ fn page_high_availability_and_page_copy() {
         &[&["token", "create", "a"], &source[..]].concat(),
     );
     markdown::run(&blocks(&page("copy.md")), directory.path(), &variables);
+}
+
+/// The ports of the page and of `deploy/ha` are replaced by free ones. Its addresses stay: 127.0.0.2 is an address of this machine
+/// too.
+#[test]
+#[ignore = "takes two minutes; scripts/with-postgres runs it"]
+fn page_patroni() {
+    let ports = ["2379", "2380", "8008", "5432", "6432", "8080", "9090"];
+    let ports = ports.map(|port| (port, free_port().to_string()));
+    let with_ports = |text: String| {
+        let replace = |text: String, (from, to): &(&str, String)| text.replace(from, to);
+        ports.iter().fold(text, replace)
+    };
+    let (files, directory) = (directory(), directory());
+    for entry in fs::read_dir(Path::new(ROOT).join("deploy/ha")).expect("deploy/ha") {
+        let entry = entry.expect("an entry");
+        let text = fs::read_to_string(entry.path()).expect("a file");
+        fs::write(files.path().join(entry.file_name()), with_ports(text)).expect("a file");
+    }
+    fs::set_permissions(files.path(), Permissions::from_mode(0o755)).expect("a mode");
+    let page = blocks(&with_ports(page("patroni.md")));
+    let path = files.path().display().to_string();
+    let variables = [("HA", &*path)];
+    assert_eq!(
+        markdown::run_unprivileged(&page, directory.path(), &variables),
+        4
+    );
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Runs the commands of a Markdown page as a reader would type them, and compares what they print with the page.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use rustix::process::geteuid;
 
 /// A fenced block, without the indentation that it has in a list.
 pub struct Block {
@@ -49,6 +52,40 @@ pub fn block(page: &str, heading: &str, language: &str) -> String {
 /// Runs `sh` blocks in one shell, one after the other, with `plantstore` in its path. The block after one is what it prints,
 /// where `…` stands for any text, unless that is `sh` or `console` again. Returns how many outputs were compared.
 pub fn run(blocks: &[Block], directory: &Path, variables: &[(&str, &str)]) -> usize {
+    let binary = Path::new(env!("CARGO_BIN_EXE_plantstore"));
+    let mut bash = Command::new("timeout");
+    bash.args(["120", "bash"]);
+    run_in(bash, binary, blocks, directory, variables)
+}
+
+/// The same for programs that do not run as root, and with more time.
+pub fn run_unprivileged(blocks: &[Block], directory: &Path, variables: &[(&str, &str)]) -> usize {
+    // The user may have no access to the directory of the binary.
+    let binary = directory.join("bin/plantstore");
+    fs::create_dir(directory.join("bin")).expect("a directory");
+    fs::copy(env!("CARGO_BIN_EXE_plantstore"), &binary).expect("a copy");
+    let mut bash = Command::new("timeout");
+    bash.arg("600");
+    if geteuid().is_root() {
+        let owner = Command::new("chown")
+            .args(["-R", "nobody:nogroup"])
+            .arg(directory)
+            .status();
+        assert!(owner.expect("chown runs").success());
+        bash.args(["setpriv", "--reuid=nobody", "--regid=nogroup"]);
+        bash.arg("--clear-groups");
+    }
+    bash.arg("bash");
+    run_in(bash, &binary, blocks, directory, variables)
+}
+
+fn run_in(
+    bash: Command,
+    binary: &Path,
+    blocks: &[Block],
+    directory: &Path,
+    variables: &[(&str, &str)],
+) -> usize {
     const MARK: &str = "--- end of block ---";
     let mut script = "trap 'jobs -p | xargs --no-run-if-empty kill; wait' EXIT\n".to_owned();
     let variables = [variables, &[("MARK", MARK)]].concat();
@@ -56,7 +93,7 @@ pub fn run(blocks: &[Block], directory: &Path, variables: &[(&str, &str)]) -> us
         script += &block.text;
         script += "\nprintf '\\n%s\\n' \"$MARK\"\n";
     }
-    let (printed, complaints, succeeded) = shell(&script, directory, &variables);
+    let (printed, complaints, succeeded) = shell(bash, binary, &script, directory, &variables);
     let mut printed: Vec<_> = printed.split(&format!("\n{MARK}\n")).collect();
     let rest = printed.pop().unwrap_or_default();
     let scripts: Vec<_> = blocks
@@ -87,19 +124,22 @@ pub fn run(blocks: &[Block], directory: &Path, variables: &[(&str, &str)]) -> us
 }
 
 /// Standard output, standard error, and whether every command succeeded.
-fn shell(script: &str, directory: &Path, variables: &[(&str, &str)]) -> (String, String, bool) {
-    let binary = Path::new(env!("CARGO_BIN_EXE_plantstore"));
+fn shell(
+    mut bash: Command,
+    binary: &Path,
+    script: &str,
+    directory: &Path,
+    variables: &[(&str, &str)],
+) -> (String, String, bool) {
     let binaries = binary.parent().expect("a directory").display();
     let path = std::env::var("PATH").expect("a path");
-    let mut command = Command::new("timeout");
-    command
-        .args(["120", "bash", "-euo", "pipefail", "-c", script])
+    bash.args(["-euo", "pipefail", "-c", script])
         .current_dir(directory)
         .stdin(Stdio::null())
         .env("PATH", format!("{binaries}:{path}"))
         .env_remove("PLANTSTORE_STORE")
         .envs(variables.iter().copied());
-    let output = command.output().expect("bash runs");
+    let output = bash.output().expect("bash runs");
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     let succeeded = output.status.success();
     (text(output.stdout), text(output.stderr), succeeded)

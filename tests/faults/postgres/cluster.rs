@@ -65,35 +65,15 @@ impl Postgres {
     }
 
     fn new(port: u16) -> Self {
-        let place = scratch();
-        if geteuid().is_root() {
-            // PostgreSQL does not run as root.
-            finish(
-                Command::new("chown")
-                    .arg("nobody:nogroup")
-                    .arg(place.path()),
-            );
-        }
         Self {
-            place,
+            place: scratch(),
             port,
             child: None,
         }
     }
 
     fn command(&self, program: &str) -> Command {
-        let program = programs().join(program);
-        let mut command = if geteuid().is_root() {
-            let mut command = Command::new("setpriv");
-            command
-                .args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"])
-                .arg(program);
-            command
-        } else {
-            Command::new(program)
-        };
-        command.current_dir(self.place.path()).stdin(Stdio::null());
-        command
+        unprivileged(&programs().join(program), self.place.path())
     }
 
     /// Starts the server, and waits until it accepts connections.
@@ -129,19 +109,8 @@ impl Postgres {
         let Some(mut child) = self.child.take() else {
             return;
         };
-        // Every backend has its own process group. A stopped postmaster starts no more of them.
-        let postmaster = Pid::from_child(&child);
-        let _ = kill_process(postmaster, Signal::STOP);
-        let backends = children(postmaster);
-        for backend in &backends {
-            let _ = kill_process(*backend, Signal::KILL);
-        }
-        let _ = child.kill();
+        kill_with_backends(Pid::from_child(&child));
         let _ = child.wait();
-        let end = Instant::now() + PATIENCE;
-        while backends.iter().any(|backend| is_alive(*backend)) && Instant::now() < end {
-            thread::sleep(Duration::from_millis(1));
-        }
     }
 
     /// Stops the server cleanly.
@@ -225,22 +194,40 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill();
-        // The seventh line of the file is the shared memory segment, which a killed server does not remove.
-        let file = fs::read_to_string(self.place.path().join("data/postmaster.pid"));
-        let file = file.unwrap_or_default();
-        let memory = file
-            .lines()
-            .nth(6)
-            .and_then(|line| line.split_whitespace().nth(1));
-        if let Some(memory) = memory {
-            let _ = Command::new("ipcrm").args(["-m", memory]).output();
-        }
+        remove_shared_memory(&self.place.path().join("data"));
     }
 }
 
-/// A temporary directory, in memory if there is room: only processes are killed here, which lose nothing that is written to a
+/// Removes the shared memory segment of a killed server: the seventh line of its `postmaster.pid`.
+pub fn remove_shared_memory(data: &Path) {
+    let file = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
+    let memory = file
+        .lines()
+        .nth(6)
+        .and_then(|line| line.split_whitespace().nth(1));
+    if let Some(memory) = memory {
+        let _ = Command::new("ipcrm").args(["-m", memory]).output();
+    }
+}
+
+/// A command that runs in this directory, not as root: PostgreSQL does not run as root.
+pub fn unprivileged(program: &Path, directory: &Path) -> Command {
+    let mut command = if geteuid().is_root() {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"])
+            .arg(program);
+        command
+    } else {
+        Command::new(program)
+    };
+    command.current_dir(directory).stdin(Stdio::null());
+    command
+}
+
+/// A temporary directory for unprivileged programs, in memory if there is room: only processes are killed here, which lose nothing that is written to a
 /// file system. On a slow disk, creating servers would take most of the time.
-fn scratch() -> TempDir {
+pub fn scratch() -> TempDir {
     let memory = "/dev/shm";
     let free = Command::new("df")
         .args(["--output=avail", "-BM", memory])
@@ -253,11 +240,19 @@ fn scratch() -> TempDir {
         .lines()
         .nth(1)
         .and_then(|free| free.trim().trim_end_matches('M').parse().ok());
-    if mebibytes.is_some_and(|free: u64| free >= 4096) {
+    let place = if mebibytes.is_some_and(|free: u64| free >= 4096) {
         tempfile::tempdir_in(memory).expect("a directory")
     } else {
         directory()
+    };
+    if geteuid().is_root() {
+        finish(
+            Command::new("chown")
+                .arg("nobody:nogroup")
+                .arg(place.path()),
+        );
     }
+    place
 }
 
 /// A free port below the ephemeral range, so that no client connection takes it while the server restarts. Each process
@@ -273,7 +268,7 @@ pub fn free_port() -> u16 {
 }
 
 /// The programs of the newest installed version.
-fn programs() -> PathBuf {
+pub fn programs() -> PathBuf {
     let versions =
         fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: make setup");
     let programs = versions.map(|version| version.expect("an entry").path().join("bin"));
@@ -284,7 +279,7 @@ fn programs() -> PathBuf {
 }
 
 /// Runs a program, which has to exit with 0.
-fn finish(command: &mut Command) {
+pub fn finish(command: &mut Command) {
     let quiet = command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = quiet.spawn().expect("it runs");
     let end = Instant::now() + PATIENCE;
@@ -301,7 +296,22 @@ fn finish(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-fn children(parent: Pid) -> Vec<Pid> {
+/// Kills a postmaster and all its backends at once, and waits until they have ended.
+pub fn kill_with_backends(postmaster: Pid) {
+    // Every backend has its own process group. A stopped postmaster starts no more of them.
+    let _ = kill_process(postmaster, Signal::STOP);
+    let mut processes = children(postmaster);
+    processes.push(postmaster);
+    for process in &processes {
+        let _ = kill_process(*process, Signal::KILL);
+    }
+    let end = Instant::now() + PATIENCE;
+    while processes.iter().any(|process| is_alive(*process)) && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+pub fn children(parent: Pid) -> Vec<Pid> {
     let parent = parent.as_raw_nonzero().to_string();
     let processes = fs::read_dir("/proc").expect("/proc");
     let processes = processes.filter_map(|entry| {
@@ -314,7 +324,7 @@ fn children(parent: Pid) -> Vec<Pid> {
 }
 
 /// Whether the process still runs; a zombie does not.
-fn is_alive(process: Pid) -> bool {
+pub fn is_alive(process: Pid) -> bool {
     let path = format!("/proc/{}", process.as_raw_nonzero());
     state_and_parent(Path::new(&path)).is_some_and(|(state, _)| state != "Z")
 }

@@ -57,7 +57,8 @@ pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
     report
 }
 
-/// Waits until no response that was sent before the kill arrives any more.
+/// The time from a failure to the next 200: to the end of the longest time without one, because responses that were sent before
+/// the failure arrive after it.
 pub fn end_of_longest_gap(mut times: Vec<Instant>, killed: Instant) -> Duration {
     times.push(killed);
     times.sort();

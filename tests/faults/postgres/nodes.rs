@@ -110,8 +110,8 @@ fn tls(protocol: &str) -> String {
 }
 
 /// HAProxy with health checks on `/readyz`, which redispatches a request if it cannot connect.
-struct Balancer {
-    address: SocketAddr,
+pub struct Balancer {
+    pub address: SocketAddr,
     statistics: SocketAddr,
     child: Child,
     _place: TempDir,
@@ -119,9 +119,7 @@ struct Balancer {
 
 impl Balancer {
     fn start(nodes: &[Node]) -> Self {
-        let place = directory();
-        let [address, statistics] =
-            [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut configuration = format!(
             "defaults
   mode http
@@ -134,10 +132,6 @@ impl Balancer {
 frontend public
   bind {address}
   default_backend nodes
-frontend statistics
-  bind {statistics}
-  stats enable
-  stats uri /
 backend nodes
   balance roundrobin
   option httpchk
@@ -150,10 +144,26 @@ backend nodes
             Transport::Tls => tls("http/1.1"),
             Transport::Http2 => tls("h2"),
         };
-        for (at, node) in nodes.iter().enumerate() {
+        for (number, node) in (1..).zip(nodes) {
             let address = node.address;
-            writeln!(configuration, "  server node{at} {address}{tls}").expect("it is a string");
+            writeln!(configuration, "  server node{number} {address}{tls}")
+                .expect("it is a string");
         }
+        Self::with(&configuration, address, nodes.len())
+    }
+
+    /// With a configuration whose backend `nodes` has the servers `node1`, `node2` …
+    pub fn with(configuration: &str, address: SocketAddr, nodes: usize) -> Self {
+        let place = directory();
+        let statistics = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let configuration = format!(
+            "{configuration}
+frontend statistics
+  bind {statistics}
+  stats enable
+  stats uri /
+"
+        );
         let file = place.path().join("haproxy.cfg");
         fs::write(&file, configuration).expect("a file");
         let mut haproxy = Command::new("haproxy");
@@ -167,17 +177,17 @@ backend nodes
             _place: place,
         };
         wait_until("HAProxy gives requests to all nodes", || {
-            (0..nodes.len()).all(|at| balancer.is_up(at))
+            (0..nodes).all(|at| balancer.is_up(at))
         });
         balancer
     }
 
     /// Whether the health check of this node passes again.
-    fn is_up(&self, at: usize) -> bool {
+    pub fn is_up(&self, at: usize) -> bool {
         let all = self.statistics().unwrap_or_default();
         let its_line = all
             .lines()
-            .find_map(|line| line.strip_prefix(&format!("nodes,node{at},")));
+            .find_map(|line| line.strip_prefix(&format!("nodes,node{},", at + 1)));
         its_line.is_some_and(|line| line.split(',').nth(15) == Some("UP"))
     }
 

@@ -2,6 +2,7 @@
 //! database of that server instead of a database file.
 
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 
@@ -34,9 +35,16 @@ pub fn store(directory: &Path) -> Option<String> {
 
 /// All stored plants.
 pub fn plants(store: &str) -> Vec<(i64, String, Option<String>)> {
+    plants_in(store, i64::MIN..=i64::MAX)
+}
+
+/// The stored plants with these ids.
+pub fn plants_in(store: &str, ids: RangeInclusive<i64>) -> Vec<(i64, String, Option<String>)> {
     with_client(store, async |client| {
-        let sql = "SELECT id, name, tag FROM plantstore.plants ORDER BY id";
-        let rows = client.query(sql, &[]).await.expect("rows");
+        let sql =
+            "SELECT id, name, tag FROM plantstore.plants WHERE id BETWEEN $1 AND $2 ORDER BY id";
+        let rows = client.query(sql, &[ids.start(), ids.end()]).await;
+        let rows = rows.expect("rows");
         let plant = |row: &tokio_postgres::Row| {
             let tag: Option<&str> = row.get(2);
             (row.get(0), original(row.get(1)), tag.map(original))

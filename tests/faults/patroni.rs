@@ -1,0 +1,200 @@
+//! Faults of a PostgreSQL cluster under Patroni with etcd, as docs/patroni.md sets it up, and two Plant Store nodes behind HAProxy.
+
+mod faults;
+mod link;
+mod machine;
+mod process;
+mod topology;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::checker::{History, Outcome, Sent};
+use crate::harness::postgres::plants_in;
+use crate::harness::{Client, HANG, PATIENCE, wait_until};
+use crate::load::{Load, body, outcome_of, send_again};
+use crate::postgres::{load, median};
+use crate::random::Random;
+use crate::report::{Progress, Report};
+
+pub use faults::{Fault, LEADER_FAILURES, OTHERS};
+use topology::Topology;
+
+/// The ids of a run, below which those of its load and above which those of single plants are.
+const IDS_PER_RUN: i64 = 1_000_000_000;
+const FIRST_SINGLE_ID: i64 = 900_000_000;
+
+/// The cluster, which all faults share. One that has not recovered from a fault is replaced.
+#[derive(Default)]
+pub struct Patroni {
+    topology: Option<Topology>,
+}
+
+/// What was measured in the runs of a fault.
+#[derive(Default)]
+struct Measured {
+    /// The longest time without a 200.
+    gaps: Vec<f64>,
+    /// From the failure until both nodes have acknowledged.
+    both: Vec<f64>,
+    unknown: usize,
+}
+
+impl Patroni {
+    pub fn run(&mut self, fault: Fault, seed: u64, runs: usize, progress: &Progress) -> Report {
+        let [_, name, method] = fault.names();
+        let mut report = Report::new(name, method);
+        let mut random = Random::new(seed);
+        let mut all = History::default();
+        let mut measured = Measured::default();
+        let topology = self.topology.get_or_insert_with(Topology::start);
+        let first = topology.runs;
+        for _ in 0..runs {
+            let mut history = History::default();
+            let run = || run(topology, fault, &mut random, &mut history, &mut measured);
+            let wrong = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.unwrap_or_else(|| "a panic".to_owned());
+                let kind = if text.contains(HANG) { "hang" } else { "wrong" };
+                vec![format!("{kind}: {text}{}", topology.state())]
+            });
+            report.add(1, history.acknowledged().count(), wrong);
+            all.append(history);
+            progress.step();
+            if !report.wrong.is_empty() {
+                break;
+            }
+        }
+        report.note = format!(
+            "median {:.1} s, at most {:.1} s without a 200; both nodes after at most {:.1} s; {} unknown outcomes, all resolved by a retry",
+            median(measured.gaps.clone()),
+            maximum(&measured.gaps),
+            maximum(&measured.both),
+            measured.unknown,
+        );
+        if report.wrong.is_empty() {
+            // A later failover must not have lost plants of an earlier run.
+            let leader = topology.wait_until_healthy();
+            let ids = first_id(first)..=first_id(topology.runs) - 1;
+            report.add(0, 0, violations(&topology.database(leader), ids, &all));
+        } else {
+            self.topology = None;
+        }
+        report
+    }
+}
+
+fn maximum(seconds: &[f64]) -> f64 {
+    seconds.iter().copied().fold(f64::NAN, f64::max)
+}
+
+fn first_id(run: usize) -> i64 {
+    i64::try_from(run).expect("small") * IDS_PER_RUN
+}
+
+/// Injects a fault under load and checks what is stored after it.
+fn run(
+    topology: &mut Topology,
+    fault: Fault,
+    random: &mut Random,
+    history: &mut History,
+    measured: &mut Measured,
+) -> Vec<String> {
+    let number = topology.runs;
+    topology.runs += 1;
+    let leader = topology.wait_until_healthy();
+    if fault.leaves_two_primaries() {
+        // The worst case: a node that tries its hosts in order comes to the old leader first. In every third run it comes last.
+        topology.list_first(leader + usize::from(number % 3 == 2));
+    }
+    wait_until("both nodes get requests", || {
+        (0..topology.nodes.len()).all(|at| topology.balancer.is_up(at))
+    });
+    let token = topology.nodes[0].server.token();
+    let load = Load {
+        balanced: true,
+        ..load(number, 0, random.next())
+    };
+    let running = load.start(topology.balancer.address, &token);
+    wait_until("adds are acknowledged", || running.stored().len() > 10);
+    thread::sleep(Duration::from_micros(50_000 + random.below(200_000)));
+
+    let failed_at = Instant::now();
+    let victims = fault.inject(topology, random, leader);
+    fault.wait(topology, &victims);
+    acknowledged_by_all(topology, number, 0, history);
+    measured.both.push(failed_at.elapsed().as_secs_f64());
+    fault.heal(topology, &victims);
+    let leader = topology.wait_until_healthy();
+    acknowledged_by_all(topology, number, 1, history);
+
+    let mut times = running.stored();
+    history.append(running.stop());
+    times.push(failed_at);
+    times.sort();
+    let gaps = times.windows(2).filter(|pair| pair[0] >= failed_at);
+    let longest = gaps.map(|pair| pair[1] - pair[0]).max();
+    measured
+        .gaps
+        .push(longest.unwrap_or_default().as_secs_f64());
+
+    let unknown: Vec<_> = history.unknown().cloned().collect();
+    measured.unknown += unknown.len();
+    let database = topology.database(leader);
+    let ids = first_id(number)..=first_id(number + 1) - 1;
+    let mut wrong = violations(&database, ids.clone(), history);
+    let server = &topology.nodes[number % topology.nodes.len()].server;
+    wrong.extend(send_again(server, unknown, history));
+    if wrong.is_empty() {
+        wrong = violations(&database, ids, history);
+    }
+    wrong
+}
+
+/// Waits until each node has acknowledged an add that was sent after this call.
+fn acknowledged_by_all(topology: &Topology, run: usize, phase: i64, history: &mut History) {
+    thread::scope(|scope| {
+        let nodes = (0..).zip(&topology.nodes);
+        let waits: Vec<_> = nodes
+            .map(|(at, node)| {
+                let id = first_id(run) + FIRST_SINGLE_ID + phase * 10 + at;
+                let plant = (id, format!("single {id}"), None);
+                let (address, token) = (node.server.address(), node.server.token());
+                scope.spawn(move || acknowledged(address, &token, &plant))
+            })
+            .collect();
+        for wait in waits {
+            let attempts = wait.join();
+            history.append(attempts.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+    });
+}
+
+/// Sends a plant to this node until it is acknowledged.
+fn acknowledged(address: SocketAddr, token: &str, plant: &Sent) -> History {
+    let mut history = History::default();
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let response = Client::connect(address).add(token, body(plant).as_bytes());
+        let outcome = outcome_of(Some(&response));
+        history.note(plant.clone(), outcome);
+        if outcome == Outcome::Acknowledged {
+            return history;
+        }
+        assert!(
+            Instant::now() < end,
+            "{HANG}: the node at {address} acknowledges an add; its last response: {response:?}"
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn violations(database: &str, ids: RangeInclusive<i64>, history: &History) -> Vec<String> {
+    let stored = plants_in(database, ids).into_iter();
+    let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
+    history.violations(&stored)
+}

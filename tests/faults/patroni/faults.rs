@@ -1,0 +1,225 @@
+//! The faults: what each one does, what must be true while it lasts, and how it ends.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::patroni::topology::Topology;
+use crate::random::Random;
+
+/// Longer than Patroni's ttl in the suite, after which a leader that etcd does not know would have been replaced.
+const LONGER_THAN_TTL: Duration = Duration::from_secs(12);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    LeaderPostgresKilled,
+    LeaderPatroniKilled,
+    LeaderMachineKilled,
+    LeaderPaused,
+    LeaderCutOff,
+    StandbyLost,
+    EtcdMemberLost,
+    EtcdMajorityLost,
+    Switchover,
+    RollingRestart,
+}
+
+/// The failures of the leader that `--leader-failures` counts together.
+pub const LEADER_FAILURES: [Fault; 3] = [
+    Fault::LeaderPostgresKilled,
+    Fault::LeaderPatroniKilled,
+    Fault::LeaderMachineKilled,
+];
+
+pub const OTHERS: [Fault; 7] = [
+    Fault::LeaderPaused,
+    Fault::LeaderCutOff,
+    Fault::StandbyLost,
+    Fault::EtcdMemberLost,
+    Fault::EtcdMajorityLost,
+    Fault::Switchover,
+    Fault::RollingRestart,
+];
+
+impl Fault {
+    /// The name for `--only`, the name in the table, and the method.
+    pub fn names(self) -> [&'static str; 3] {
+        match self {
+            Self::LeaderPostgresKilled => [
+                "leader's PostgreSQL killed",
+                "Patroni: PostgreSQL of the leader killed",
+                "kill -9 of the server and its backends; Patroni starts it again or fails over",
+            ],
+            Self::LeaderPatroniKilled => [
+                "leader's Patroni killed",
+                "Patroni: Patroni of the leader killed",
+                "kill -9; its PostgreSQL goes on as a second primary while another machine becomes the leader",
+            ],
+            Self::LeaderMachineKilled => [
+                "leader killed",
+                "Patroni: machine of the leader lost",
+                "kill -9 of PostgreSQL, Patroni, PgBouncer and etcd at once",
+            ],
+            Self::LeaderPaused => [
+                "leader paused",
+                "Patroni: leader paused",
+                "SIGSTOP to everything on the machine until another one is the leader, then SIGCONT",
+            ],
+            Self::LeaderCutOff => [
+                "leader cut off",
+                "Patroni: network of the leader cut",
+                "proxies that forward nothing until another machine is the leader; one node still reaches the old one",
+            ],
+            Self::StandbyLost => [
+                "replica lost",
+                "Patroni: standby lost",
+                "kill -9 of everything on the machine of the synchronous and of the other standby in turn",
+            ],
+            Self::EtcdMemberLost => [
+                "etcd member lost",
+                "Patroni: etcd member lost",
+                "kill -9 of one of three",
+            ],
+            Self::EtcdMajorityLost => [
+                "etcd majority lost",
+                "Patroni: etcd majority lost",
+                "kill -9 of two of three, for longer than Patroni's ttl",
+            ],
+            Self::Switchover => ["switchover", "Patroni: switchover", "patronictl switchover"],
+            Self::RollingRestart => [
+                "rolling restart of everything",
+                "Patroni: rolling restart of everything",
+                "SIGTERM to etcd, PgBouncer and Patroni on each machine, then to each node",
+            ],
+        }
+    }
+
+    /// Whether the old leader still accepts connections while another one has taken over.
+    pub fn leaves_two_primaries(self) -> bool {
+        matches!(
+            self,
+            Self::LeaderPatroniKilled | Self::LeaderPaused | Self::LeaderCutOff
+        )
+    }
+
+    /// Causes the failure; returns the machines that it is about.
+    pub fn inject(self, topology: &mut Topology, random: &mut Random, leader: usize) -> Vec<usize> {
+        let run = topology.runs;
+        let synchronous = topology.synchronous_standby(leader);
+        let other = 3 - leader - synchronous;
+        let machines = &mut topology.machines;
+        match self {
+            Self::LeaderPostgresKilled => {
+                machines[leader].kill_postgres();
+                vec![leader]
+            }
+            Self::LeaderPatroniKilled => {
+                machines[leader].patroni.kill();
+                vec![leader]
+            }
+            Self::LeaderMachineKilled => {
+                machines[leader].kill();
+                vec![leader]
+            }
+            Self::LeaderPaused => {
+                machines[leader].pause();
+                vec![leader]
+            }
+            Self::LeaderCutOff => {
+                // The links to Patroni of the other machines are used by the leader too.
+                for machine in machines.iter() {
+                    machine.cut_rest(true);
+                }
+                machines[leader].cut_off(true);
+                vec![leader]
+            }
+            Self::StandbyLost => {
+                let victim = if run.is_multiple_of(2) {
+                    synchronous
+                } else {
+                    other
+                };
+                machines[victim].kill();
+                vec![victim]
+            }
+            Self::EtcdMemberLost => {
+                let victim = random.index(3);
+                machines[victim].etcd.kill();
+                vec![victim]
+            }
+            Self::EtcdMajorityLost => {
+                let remaining = random.index(3);
+                let victims: Vec<_> = (0..3).filter(|at| *at != remaining).collect();
+                for victim in &victims {
+                    machines[*victim].etcd.kill();
+                }
+                victims
+            }
+            Self::Switchover => {
+                topology.switch_over(leader, synchronous);
+                vec![leader]
+            }
+            Self::RollingRestart => {
+                // The leader last, so that it is replaced once.
+                for at in [other, synchronous, leader] {
+                    restart_machine(topology, at);
+                }
+                for at in 0..topology.nodes.len() {
+                    topology.restart_node(at);
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// Waits until the fault has its full effect. After that, both nodes have to acknowledge adds while it lasts.
+    pub fn wait(self, topology: &Topology, victims: &[usize]) {
+        match self {
+            Self::LeaderPatroniKilled
+            | Self::LeaderMachineKilled
+            | Self::LeaderPaused
+            | Self::LeaderCutOff
+            | Self::Switchover => topology.wait_for_other_leader(victims[0]),
+            Self::StandbyLost | Self::EtcdMemberLost | Self::EtcdMajorityLost => {
+                thread::sleep(LONGER_THAN_TTL);
+            }
+            Self::LeaderPostgresKilled | Self::RollingRestart => {}
+        }
+        if self == Self::LeaderPatroniKilled {
+            let runs = topology.machines[victims[0]].runs_postgres();
+            assert!(runs, "PostgreSQL ended with its Patroni");
+        }
+    }
+
+    /// Ends the fault.
+    pub fn heal(self, topology: &mut Topology, victims: &[usize]) {
+        let machines = &mut topology.machines;
+        for victim in victims {
+            let machine = &mut machines[*victim];
+            match self {
+                Self::LeaderPostgresKilled | Self::Switchover | Self::RollingRestart => {}
+                Self::LeaderPatroniKilled => machine.patroni.start(),
+                Self::LeaderMachineKilled | Self::StandbyLost => machine.start(),
+                Self::LeaderPaused => machine.resume(),
+                Self::LeaderCutOff => machine.cut_off(false),
+                Self::EtcdMemberLost | Self::EtcdMajorityLost => machine.etcd.start(),
+            }
+        }
+        if self == Self::LeaderCutOff {
+            for machine in machines.iter() {
+                machine.cut_rest(false);
+            }
+        }
+    }
+}
+
+/// As an upgrade of the packages of a machine does it.
+fn restart_machine(topology: &mut Topology, at: usize) {
+    let machine = &mut topology.machines[at];
+    machine.etcd.stop();
+    machine.etcd.start();
+    machine.patroni.stop();
+    machine.pgbouncer.stop();
+    machine.pgbouncer.start();
+    machine.patroni.start();
+    topology.wait_until_healthy();
+}

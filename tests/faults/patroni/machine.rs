@@ -1,0 +1,253 @@
+//! One of three machines: etcd, Patroni with its PostgreSQL, and PgBouncer, with the files of `deploy/ha`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::patroni::link::Link;
+use crate::patroni::process::Process;
+use crate::postgres::cluster::{
+    children, free_port, is_alive, kill_with_backends, programs, remove_shared_memory, scratch,
+};
+
+const ETCD: &str = include_str!("../../../deploy/ha/etcd.env");
+const PATRONI: &str = include_str!("../../../deploy/ha/patroni.yml");
+const PATRONI_VARIABLES: &str = include_str!("../../../deploy/ha/patroni.env");
+const PGBOUNCER: &str = include_str!("../../../deploy/ha/pgbouncer.ini");
+
+/// What the suite changes in `patroni.yml`: a shorter time until a failover, and less disk space.
+const CHANGES: [(&str, &str); 4] = [
+    ("    ttl: 30\n", "    ttl: 8\n"),
+    ("    loop_wait: 10\n", "    loop_wait: 1\n"),
+    ("    retry_timeout: 10\n", "    retry_timeout: 3\n"),
+    ("wal_keep_size: 1GB", "wal_keep_size: 256MB"),
+];
+
+/// The role of the Plant Store nodes.
+pub const ROLE: &str = "plantstore_node";
+pub const PASSWORD: &str = "secret";
+
+/// The ports of a machine, on 127.0.0.1.
+#[derive(Clone, Copy)]
+pub struct Ports {
+    etcd: u16,
+    etcd_peer: u16,
+    pub rest: u16,
+    pub postgres: u16,
+    pub pgbouncer: u16,
+}
+
+impl Ports {
+    pub fn new() -> Self {
+        Self {
+            etcd: free_port(),
+            etcd_peer: free_port(),
+            rest: free_port(),
+            postgres: free_port(),
+            pgbouncer: free_port(),
+        }
+    }
+}
+
+pub struct Machine {
+    pub ports: Ports,
+    pub etcd: Process,
+    pub patroni: Process,
+    pub pgbouncer: Process,
+    /// The network of this machine: from Patroni to each etcd, and from others to its PostgreSQL and Patroni.
+    to_etcd: Vec<Link>,
+    pub to_postgres: Link,
+    to_rest: Link,
+    pub place: TempDir,
+}
+
+impl Machine {
+    /// The machine with this index; nothing is started yet.
+    pub fn new(at: usize, all: &[Ports]) -> Self {
+        let (number, ports, place) = (at + 1, all[at], scratch());
+        let peers: Vec<_> = (1..)
+            .zip(all)
+            .map(|(n, ports)| format!("etcd{n}=http://127.0.0.1:{}", ports.etcd_peer))
+            .collect();
+        let to_etcd: Vec<_> = all.iter().map(|ports| Link::new(ports.etcd)).collect();
+        let to_postgres = Link::new(ports.postgres);
+        let to_rest = Link::new(ports.rest);
+        let [client, peer] =
+            [ports.etcd, ports.etcd_peer].map(|port| format!("http://127.0.0.1:{port}"));
+        let etcd = variables(
+            ETCD,
+            &[
+                ("ETCD_NAME", &format!("etcd{number}")),
+                ("ETCD_DATA_DIR", "etcd"),
+                ("ETCD_LISTEN_PEER_URLS", &peer),
+                ("ETCD_INITIAL_ADVERTISE_PEER_URLS", &peer),
+                ("ETCD_LISTEN_CLIENT_URLS", &client),
+                ("ETCD_ADVERTISE_CLIENT_URLS", &client),
+                ("ETCD_INITIAL_CLUSTER", &peers.join(",")),
+            ],
+        );
+        let hosts: Vec<_> = to_etcd
+            .iter()
+            .map(|link| format!("127.0.0.1:{}", link.port))
+            .collect();
+        let on_port = |port: u16| format!("127.0.0.1:{port}");
+        let data = place.path().join("data");
+        let patroni = variables(
+            PATRONI_VARIABLES,
+            &[
+                ("PATRONI_NAME", &format!("pg{number}")),
+                ("PATRONI_RESTAPI_LISTEN", &on_port(ports.rest)),
+                ("PATRONI_RESTAPI_CONNECT_ADDRESS", &on_port(to_rest.port)),
+                ("PATRONI_POSTGRESQL_LISTEN", &on_port(ports.postgres)),
+                (
+                    "PATRONI_POSTGRESQL_CONNECT_ADDRESS",
+                    &on_port(to_postgres.port),
+                ),
+                ("PATRONI_ETCD3_HOSTS", &hosts.join(",")),
+                // Without this, Patroni would ask etcd for its addresses and connect to them directly.
+                ("PATRONI_ETCD3_USE_PROXIES", "true"),
+                ("PATRONI_POSTGRESQL_DATA_DIR", &data.display().to_string()),
+                (
+                    "PATRONI_POSTGRESQL_BIN_DIR",
+                    &programs().display().to_string(),
+                ),
+                (
+                    "PATRONI_POSTGRESQL_PGPASS",
+                    &place.path().join("pgpass").display().to_string(),
+                ),
+            ],
+        );
+        let write = |name: &str, text: String| {
+            fs::write(place.path().join(name), text).expect("a file");
+        };
+        let change = |text: String, (from, to): &(&str, &str)| {
+            assert!(text.contains(from), "{from:?} in deploy/ha/patroni.yml");
+            text.replace(from, to)
+        };
+        write(
+            "patroni.yml",
+            CHANGES.iter().fold(PATRONI.to_owned(), change),
+        );
+        write("userlist.txt", format!("\"{ROLE}\" \"{PASSWORD}\"\n"));
+        let of_pgbouncer = PGBOUNCER
+            .replace("10.0.0.1", "127.0.0.1")
+            .replace("port=5432", &format!("port={}", ports.postgres))
+            .replace("6432", &ports.pgbouncer.to_string())
+            .replace("/etc/pgbouncer/", "");
+        write("pgbouncer.ini", of_pgbouncer);
+        let directory = place.path();
+        Self {
+            etcd: Process::new("etcd", &[], etcd, directory),
+            patroni: Process::new("patroni", &["patroni.yml"], patroni, directory),
+            pgbouncer: Process::new("pgbouncer", &["pgbouncer.ini"], Vec::new(), directory),
+            ports,
+            to_etcd,
+            to_postgres,
+            to_rest,
+            place,
+        }
+    }
+
+    pub fn start(&mut self) {
+        self.etcd.start();
+        self.patroni.start();
+        self.pgbouncer.start();
+    }
+
+    /// Kills everything at once, as if the machine failed.
+    pub fn kill(&mut self) {
+        self.patroni.signal(Signal::STOP); // does not start PostgreSQL again
+        self.kill_postgres();
+        self.patroni.kill();
+        self.pgbouncer.kill();
+        self.etcd.kill();
+    }
+
+    pub fn kill_postgres(&self) {
+        if let Some(postmaster) = self.postmaster() {
+            kill_with_backends(postmaster);
+        }
+    }
+
+    /// Stops all processes where they are.
+    pub fn pause(&self) {
+        self.patroni.signal(Signal::STOP);
+        self.signal_postgres(Signal::STOP);
+        self.pgbouncer.signal(Signal::STOP);
+        self.etcd.signal(Signal::STOP);
+    }
+
+    /// Patroni comes last: until then PostgreSQL serves as the leader that it was.
+    pub fn resume(&self) {
+        self.etcd.signal(Signal::CONT);
+        self.signal_postgres(Signal::CONT);
+        self.pgbouncer.signal(Signal::CONT);
+        self.patroni.signal(Signal::CONT);
+    }
+
+    /// Patroni reaches no etcd, and nothing reaches its PostgreSQL but the PgBouncer of the same machine.
+    pub fn cut_off(&self, cut: bool) {
+        self.to_postgres.cut(cut);
+        for link in &self.to_etcd {
+            link.cut(cut);
+        }
+    }
+
+    /// Other machines do not reach Patroni.
+    pub fn cut_rest(&self, cut: bool) {
+        self.to_rest.cut(cut);
+    }
+
+    fn data(&self) -> PathBuf {
+        self.place.path().join("data")
+    }
+
+    /// Patroni's PostgreSQL is not a child of it, so its process is found by the file that it writes.
+    fn postmaster(&self) -> Option<Pid> {
+        let file = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        let number = file.lines().next()?.trim().parse().ok()?;
+        // The file of a killed server may name a process that is another one now.
+        let is_its = fs::read_link(format!("/proc/{number}/cwd")).ok()? == self.data();
+        Pid::from_raw(number).filter(|pid| is_its && is_alive(*pid))
+    }
+
+    pub fn runs_postgres(&self) -> bool {
+        self.postmaster().is_some()
+    }
+
+    fn signal_postgres(&self, signal: Signal) {
+        let Some(postmaster) = self.postmaster() else {
+            return;
+        };
+        let _ = kill_process(postmaster, signal);
+        for backend in children(postmaster) {
+            let _ = kill_process(backend, signal);
+        }
+    }
+
+    /// The end of the logs, for the report of a failure.
+    pub fn last_lines(&self) -> String {
+        let text = fs::read_to_string(self.patroni.log_path()).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(8)..].join("\n    ")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.resume();
+        self.kill();
+        remove_shared_memory(&self.data());
+    }
+}
+
+/// The variables of a file, some of them with other values.
+fn variables(file: &str, changes: &[(&str, &str)]) -> Vec<(String, String)> {
+    let lines = file.lines().filter_map(|line| line.split_once('='));
+    let lines = lines.filter(|(name, _)| !name.starts_with('#'));
+    let all = lines.chain(changes.iter().copied());
+    all.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}

@@ -1,0 +1,233 @@
+//! The topology of the guide: three machines, two Plant Store nodes and HAProxy. One node connects to PostgreSQL, the other one to
+//! PgBouncer.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::postgres::with_client;
+use crate::harness::wait_until;
+use crate::patroni::machine::{Machine, PASSWORD, Ports, ROLE};
+use crate::postgres::cluster::{finish, free_port, unprivileged};
+use crate::postgres::nodes::Balancer;
+use crate::postgres::{Node, prepare};
+
+const HAPROXY: &str = include_str!("../../../deploy/ha/haproxy.cfg");
+
+/// A machine that is paused accepts connections and does not respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+pub struct Topology {
+    // Dropped in this order.
+    pub balancer: Balancer,
+    pub nodes: Vec<Node>,
+    pub machines: Vec<Machine>,
+    /// How many runs there were: each has its own ids.
+    pub runs: usize,
+}
+
+impl Topology {
+    pub fn start() -> Self {
+        let ports = [(); 3].map(|()| Ports::new());
+        let mut machines: Vec<_> = (0..3).map(|at| Machine::new(at, &ports)).collect();
+        machines.iter_mut().for_each(Machine::start);
+        let mut leader = None;
+        wait_until("Patroni has created the cluster", || {
+            leader = healthy_leader(&machines);
+            leader.is_some()
+        });
+        let leader = &machines[leader.expect("just seen")];
+        let url = superuser(leader, "postgres");
+        with_client(&url, async |client| {
+            let role = format!("CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'");
+            client.batch_execute(&role).await.expect("a role");
+            let database = format!("CREATE DATABASE plants OWNER {ROLE}");
+            client.batch_execute(&database).await.expect("a database");
+        });
+        let stores = stores(&machines, 0);
+        let token = prepare(&stores[0]);
+        let mut configuration = HAPROXY.to_owned();
+        let mut replace = |from: &str, to: &str| {
+            assert!(
+                configuration.contains(from),
+                "{from} in deploy/ha/haproxy.cfg"
+            );
+            configuration = configuration.replace(from, to);
+        };
+        let mut nodes = Vec::new();
+        for (number, store) in (1..).zip(stores) {
+            let ops = free_port();
+            let ops_address = format!("127.0.0.1:{ops}");
+            let node = Node::start(&store, &token, &["--ops-listen", &ops_address]);
+            replace(
+                &format!("10.0.0.1{number}:8080 check port 9090"),
+                &format!("{} check port {ops}", node.address),
+            );
+            nodes.push(node);
+        }
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        replace("bind 10.0.0.20:8080", &format!("bind {address}"));
+        let balancer = Balancer::with(&configuration, address, nodes.len());
+        Self {
+            balancer,
+            nodes,
+            machines,
+            runs: 0,
+        }
+    }
+
+    /// Restarts the nodes with URLs in which this machine is the first host.
+    pub fn list_first(&mut self, machine: usize) {
+        for (at, store) in stores(&self.machines, machine).into_iter().enumerate() {
+            self.nodes[at].use_store(&store);
+            self.restart_node(at);
+        }
+    }
+
+    /// Stops a node with SIGTERM and starts it again.
+    pub fn restart_node(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let status = node.server.terminate();
+        assert!(status.success(), "node {at}: {status}");
+        node.start_again();
+        wait_until("the node gets requests", || self.balancer.is_up(at));
+    }
+
+    /// Waits until there is a leader with a synchronous and another standby, and all machines run; returns the leader.
+    pub fn wait_until_healthy(&self) -> usize {
+        let mut leader = None;
+        wait_until("all machines follow one leader", || {
+            leader = healthy_leader(&self.machines);
+            leader.is_some()
+        });
+        leader.expect("just seen")
+    }
+
+    /// Waits until a machine other than this one is the leader and has been promoted: until then its commits go to the old one.
+    pub fn wait_for_other_leader(&self, than: usize) {
+        wait_until("another machine is the leader", || {
+            let mut others = (0..self.machines.len()).filter(|at| *at != than);
+            others.any(|at| is_primary(&self.machines[at]))
+        });
+    }
+
+    /// The standby that commits wait for.
+    pub fn synchronous_standby(&self, leader: usize) -> usize {
+        let cluster = cluster(&self.machines[leader]).expect("the cluster is healthy");
+        with_role(&cluster, "sync_standby").expect("the cluster is healthy")
+    }
+
+    /// As the guide does it.
+    pub fn switch_over(&self, leader: usize, candidate: usize) {
+        let machine = &self.machines[leader];
+        let mut command = unprivileged(Path::new("patronictl"), machine.place.path());
+        command.envs(machine.patroni.variables());
+        let [leader, candidate] = [leader, candidate].map(|at| format!("pg{}", at + 1));
+        command.args(["-c", "patroni.yml", "switchover", "plants", "--force"]);
+        command.args(["--leader", &leader, "--candidate", &candidate]);
+        finish(&mut command);
+    }
+
+    /// The URL of the database on this machine.
+    pub fn database(&self, at: usize) -> String {
+        superuser(&self.machines[at], "plants")
+    }
+
+    /// What Patroni reports, for the report of a failure.
+    pub fn state(&self) -> String {
+        let mut text = String::new();
+        for (at, machine) in self.machines.iter().enumerate() {
+            let cluster = cluster(machine).map_or_else(String::new, |cluster| cluster.to_string());
+            let lines = machine.last_lines();
+            write!(text, "\n  pg{}: {cluster}\n    {lines}", at + 1).expect("it is a string");
+        }
+        text
+    }
+}
+
+fn superuser(machine: &Machine, database: &str) -> String {
+    let port = machine.ports.postgres;
+    format!("postgres://postgres:change-me-1@127.0.0.1:{port}/{database}")
+}
+
+/// The store URLs of the two nodes: to PostgreSQL and to PgBouncer, with all hosts, this machine first.
+fn stores(machines: &[Machine], first: usize) -> [String; 2] {
+    let order = || (0..machines.len()).map(move |at| &machines[(first + at) % machines.len()]);
+    [
+        store(order().map(|machine| machine.to_postgres.port)),
+        store(order().map(|machine| machine.ports.pgbouncer)),
+    ]
+}
+
+fn store(ports: impl Iterator<Item = u16>) -> String {
+    let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("postgres://{ROLE}:{PASSWORD}@{}/plants", hosts.join(","))
+}
+
+/// The leader, if two standbys follow it and commits wait for one of them.
+fn healthy_leader(machines: &[Machine]) -> Option<usize> {
+    // A machine that is not the leader shows whether the others see the same.
+    let clusters: Option<Vec<_>> = machines.iter().map(cluster).collect();
+    let clusters = clusters?;
+    let leader = with_role(&clusters[0], "leader")?;
+    let is_complete = |cluster: &Value| {
+        let members = cluster["members"].as_array();
+        let members = members.map(Vec::as_slice).unwrap_or_default();
+        let timeline = |member: &Value| member["timeline"].as_u64();
+        with_role(cluster, "leader") == Some(leader)
+            && with_role(cluster, "sync_standby").is_some()
+            && members.len() == machines.len()
+            && members.iter().all(|member| {
+                ["running", "streaming"].contains(&member["state"].as_str().unwrap_or_default())
+                    && timeline(member).is_some()
+                    && timeline(member) == timeline(&members[0])
+            })
+    };
+    let leads: Value = serde_json::from_str(&ask(&machines[leader], "/patroni")?).ok()?;
+    let standbys = leads["replication"].as_array()?;
+    let are_streaming = standbys.len() == machines.len() - 1
+        && standbys
+            .iter()
+            .all(|standby| standby["state"] == "streaming")
+        && standbys
+            .iter()
+            .any(|standby| standby["sync_state"] == "sync");
+    (are_streaming && clusters.iter().all(is_complete)).then_some(leader)
+}
+
+/// What Patroni of this machine says about all of them; none if it does not respond.
+fn cluster(machine: &Machine) -> Option<Value> {
+    serde_json::from_str(&ask(machine, "/cluster")?).ok()
+}
+
+/// The index of the machine that has this role.
+fn with_role(cluster: &Value, role: &str) -> Option<usize> {
+    let mut members = cluster["members"].as_array()?.iter();
+    let member = members.find(|member| member["role"] == role)?;
+    let number: usize = member["name"].as_str()?.strip_prefix("pg")?.parse().ok()?;
+    Some(number - 1)
+}
+
+/// Whether PostgreSQL of this machine is a primary. `/primary` of Patroni would tell whether it has the lock, which it gets before
+/// it promotes PostgreSQL.
+fn is_primary(machine: &Machine) -> bool {
+    let state = ask(machine, "/patroni").and_then(|body| serde_json::from_str::<Value>(&body).ok());
+    state.is_some_and(|state| state["role"] == "master" || state["role"] == "primary")
+}
+
+/// The body of a response of Patroni.
+fn ask(machine: &Machine, path: &str) -> Option<String> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, machine.ports.rest));
+    let mut stream = TcpStream::connect_timeout(&address, RESPONSE_TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).ok()?;
+    let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    let (_, body) = response.split_once("\r\n\r\n")?;
+    Some(body.to_owned())
+}
