@@ -219,7 +219,6 @@ fn restart_machine(topology: &mut Topology, at: usize) {
     machine.etcd.start();
     machine.patroni.stop();
     machine.pgbouncer.stop();
-    machine.pgbouncer.start();
-    machine.patroni.start();
+    machine.start_others();
     topology.wait_until_healthy();
 }

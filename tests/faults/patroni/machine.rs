@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::harness::wait_until;
 use crate::patroni::link::Link;
 use crate::patroni::process::Process;
+use crate::patroni::topology::response;
 use crate::postgres::cluster::{
     children, free_port, is_alive, kill_with_backends, programs, remove_shared_memory, scratch,
 };
@@ -152,6 +154,15 @@ impl Machine {
 
     pub fn start(&mut self) {
         self.etcd.start();
+        self.start_others();
+    }
+
+    /// Starts everything but etcd, as in the guide: until that has decided on its version, Patroni would fail.
+    pub fn start_others(&mut self) {
+        wait_until("etcd has decided", || {
+            let version = response(self.ports.etcd, "/version").unwrap_or_default();
+            version.contains("etcdcluster") && !version.contains("not_decided")
+        });
         self.patroni.start();
         self.pgbouncer.start();
     }

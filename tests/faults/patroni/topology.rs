@@ -34,7 +34,10 @@ impl Topology {
     pub fn start() -> Self {
         let ports = [(); 3].map(|()| Ports::new());
         let mut machines: Vec<_> = (0..3).map(|at| Machine::new(at, &ports)).collect();
-        machines.iter_mut().for_each(Machine::start);
+        for machine in &mut machines {
+            machine.etcd.start();
+        }
+        machines.iter_mut().for_each(Machine::start_others);
         let mut leader = None;
         wait_until("Patroni has created the cluster", || {
             leader = healthy_leader(&machines);
@@ -221,7 +224,12 @@ fn is_primary(machine: &Machine) -> bool {
 
 /// The body of a response of Patroni.
 fn ask(machine: &Machine, path: &str) -> Option<String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, machine.ports.rest));
+    response(machine.ports.rest, path)
+}
+
+/// The body of a response of this port.
+pub fn response(port: u16, path: &str) -> Option<String> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let mut stream = TcpStream::connect_timeout(&address, RESPONSE_TIMEOUT).ok()?;
     stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).ok()?;
     let request = format!("GET {path} HTTP/1.0\r\n\r\n");
