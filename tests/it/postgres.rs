@@ -4,6 +4,7 @@
 mod pooler;
 mod schema;
 mod settings;
+mod upgrade;
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
