@@ -3,6 +3,7 @@
 pub mod cluster;
 mod conflicts;
 mod connections;
+pub mod database;
 mod failover;
 mod nodes;
 mod pair;
@@ -25,6 +26,14 @@ pub use failover::{failovers, standby_losses};
 pub use nodes::{killed, rolling};
 
 use cluster::free_port;
+
+/// The faults that need no control of the database server.
+pub const FAULTS_OF_CLIENTS: [&str; 4] = [
+    "connections cut",
+    "connections that stall",
+    "nodes killed",
+    "rolling restarts",
+];
 
 /// A node: the real binary, with an address that stays the same across restarts.
 struct Node {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rusqlite::Connection;
 use tempfile::TempDir;
 
 use crate::harness::{Server, directory, open, run, run_ok};
@@ -198,5 +199,47 @@ fn a_backup_of_every_version_is_read_and_restored_and_not_changed() {
         fixture.has_the_plants(place.path(), &[]);
         fixture.serves(&Server::start_in(place.path(), &[]));
         assert_eq!(fs::read(&backup).expect("a backup"), before);
+    }
+}
+
+#[test]
+fn a_store_and_a_backup_of_the_next_version_are_rejected_with_the_documented_sentence() {
+    let place = directory();
+    let page = include_str!("../../docs/upgrading.md");
+    let mut quotes = page.lines().filter_map(|line| line.strip_prefix("> "));
+    let documented = quotes.next().expect("a quoted sentence");
+    let root = place.path().canonicalize().expect("a path");
+    run_ok(place.path(), &["token", "create", "a"]);
+    run_ok(place.path(), &["backup", "plants.backup"]);
+    for (file, commands) in [
+        ("plantstore.db", [&["serve"][..], &["list"]]),
+        (
+            "plants.backup",
+            [
+                &["check", "plants.backup"],
+                &["restore", "--force", "plants.backup"],
+            ],
+        ),
+    ] {
+        let path = root.join(file);
+        let connection = Connection::open(&path).expect("a database");
+        let set = connection.pragma_update(None, "user_version", VERSION + 1);
+        set.expect("a pragma");
+        drop(connection);
+        let before = fs::read(&path).expect("a file");
+        for command in commands {
+            let rejected = run(place.path(), command);
+            assert_eq!(rejected.status.code(), Some(1), "{command:?}");
+            let printed = String::from_utf8_lossy(&rejected.stderr);
+            let path = path.to_str().expect("UTF-8");
+            // A restore reads a copy of the backup.
+            if command[0] != "restore" {
+                let expected = documented.replace("/var/lib/plantstore/plantstore.db", path) + "\n";
+                assert_eq!(printed, expected, "{command:?}");
+            }
+            let reason = "has schema version 8 and this plantstore knows versions up to 7";
+            assert!(printed.contains(reason), "{printed}");
+            assert_eq!(fs::read(path).expect("a file"), before);
+        }
     }
 }

@@ -19,6 +19,7 @@ mod database_file;
 mod docs_page;
 mod documentation;
 mod earlier_versions;
+mod engine;
 mod error_catalogue;
 mod errors;
 mod faults;
