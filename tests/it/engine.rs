@@ -45,7 +45,7 @@ const CLEAN_UP: [&str; 3] = [
 ];
 
 /// Every statement is sent by itself. The first two features make the tables of the others.
-const FEATURES: [Feature; 32] = [
+const FEATURES: [Feature; 33] = [
     feature("CREATE SCHEMA IF NOT EXISTS", "own schema", &["CREATE SCHEMA IF NOT EXISTS plantstore_check"], Success),
     feature("CREATE TABLE IF NOT EXISTS with BIGINT, TEXT, BYTEA, TIMESTAMPTZ, UNIQUE", "tables", &[
         "CREATE TABLE IF NOT EXISTS plantstore_check.t (id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, digest BYTEA, at TIMESTAMPTZ)",
@@ -77,6 +77,13 @@ const FEATURES: [Feature; 32] = [
            CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)",
     ], Value("7")),
     feature("current_setting(name, true)", "settings that can lose plants", &["SELECT current_setting('no.such', true) IS NULL"], Value("t")),
+    feature("no setting that can lose plants", "durable commits", &[
+        "SELECT CASE WHEN current_setting('fsync', true) = 'off' THEN 'fsync is off'
+                     WHEN current_setting('full_page_writes', true) = 'off' THEN 'full_page_writes is off'
+                     WHEN current_setting('data_sync_retry', true) = 'on' THEN 'data_sync_retry is on'
+                     WHEN current_setting('synchronous_commit', true) = 'off' THEN 'synchronous_commit is off'
+                     ELSE 'safe' END",
+    ], Value("safe")),
     feature("setting fsync", "optional: a missing setting is taken for safe", &["SHOW fsync"], Success),
     feature("setting full_page_writes", "optional: a missing setting is taken for safe", &["SHOW full_page_writes"], Success),
     feature("setting data_sync_retry", "optional: a missing setting is taken for safe", &["SHOW data_sync_retry"], Success),
@@ -158,7 +165,10 @@ async fn problem(client: &Client, feature: &Feature) -> Option<String> {
             None
         }
         (_, Err(error)) => Some(explain(&error)),
-        (Value(expected), Ok(value)) => Some(format!("{value:?} instead of {expected}")),
+        (Value(expected), Ok(value)) => {
+            let value = value.unwrap_or_else(|| "NULL".to_owned());
+            Some(format!("{value} instead of {expected}"))
+        }
         (Error(code), Ok(_)) => Some(format!("no error instead of {code}")),
     }
 }

@@ -14,10 +14,16 @@ use crate::store::error::OpenError;
 use crate::store::postgres::Values;
 use crate::store::postgres::session::{Session, classify_connect_error};
 
-/// The oldest version whose nodes can use the tables. A change that they can ignore does not raise it: docs/decisions/schema-changes.md.
+/// The newest version of the tables that this plantstore can use. It is raised by a change that the previous plantstore can ignore:
+/// docs/decisions/schema-changes.md.
 pub(in crate::store) const VERSION: i64 = 6;
 
-/// One statement each, which can be run again: not every engine runs two of them in one transaction. The last one inserts `VERSION`.
+/// The version that this plantstore makes: that of the oldest plantstore whose nodes can use the tables. It follows `VERSION` one
+/// release later, when older tables are no longer used.
+const VERSION_MADE: i64 = 6;
+const _: () = assert!(VERSION_MADE <= VERSION);
+
+/// One statement each, which can be run again: not every engine runs two of them in one transaction. The last one inserts `VERSION_MADE`.
 const STEPS: [&str; 11] = [
     include_str!("../../../migrations/postgres/0001_tokens.sql"),
     include_str!("../../../migrations/postgres/0002_plants.sql"),
@@ -52,7 +58,7 @@ const TABLES: [&str; 5] = [
     "schema_version",
 ];
 
-/// Those of `TABLES` that were added without raising `VERSION`. They are created if they are missing; any other missing table is damage.
+/// Those of `TABLES` that were added since `VERSION_MADE`. They are created if they are missing; any other missing table is damage.
 const ADDED_TABLES: [&str; 0] = [];
 
 /// Every relation in the schema `plantstore`, and those of an earlier version elsewhere, with how it differs from the table that
@@ -135,6 +141,11 @@ struct Found {
     earlier: Option<(String, i64)>,
 }
 
+/// True if the tables can be used once what this plantstore has added to them is there.
+fn is_current(version: Option<i64>) -> bool {
+    version.is_some_and(|version| (VERSION_MADE..=VERSION).contains(&version))
+}
+
 /// Relations by schema and name, each with how it differs from the table of plantstore.
 type Schemas = BTreeMap<String, BTreeMap<String, Difference>>;
 
@@ -168,7 +179,7 @@ pub(super) async fn ensure(session: &Session, schema_check: SchemaCheck) -> Resu
             Err(OpenError::Unsafe { .. }) => inspect(session, is_first).await?,
             found => found?,
         };
-        if found.version == Some(VERSION) && found.is_complete {
+        if is_current(found.version) && found.is_complete {
             return Ok(());
         }
         let not_migrated = |found| OpenError::NotMigrated {
@@ -325,7 +336,7 @@ async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> 
             known: VERSION,
         });
     }
-    let is_current = version == Some(VERSION);
+    let is_current = is_current(version);
     let mut is_complete = true;
     for name in TABLES {
         let (damage, added) = match ours.get(name) {
