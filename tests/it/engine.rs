@@ -199,16 +199,14 @@ fn features() {
         }
     }
     let version = with_client(&url, async |client| {
-        let row = client
-            .simple_query("SELECT version()")
-            .await
-            .expect("a version");
-        row.iter().find_map(|message| match message {
+        let messages = client.simple_query("SELECT version()").await;
+        let messages = messages.unwrap_or_default();
+        messages.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
             _ => None,
         })
     });
     clean_up(&url);
-    println!("version | {}", version.unwrap_or_default());
+    println!("version | {}", version.as_deref().unwrap_or("unknown"));
     assert!(lacks.is_empty(), "the engine lacks {lacks:?}");
 }
