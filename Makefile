@@ -15,7 +15,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -156,6 +156,17 @@ faults:
 
 schemathesis: build
 	tests/schemathesis/run $(TARGET)/release/plantstore
+
+# Nodes of the previous version and of this one over one PostgreSQL database, under load. Builds the previous version from the git
+# history; PREVIOUS is a tag or commit. About 5 minutes.
+upgrade:
+	@scripts/install-missing postgresql python3
+	CARGO="$(CARGO)" tests/upgrade/run
+
+# Checks an engine with PostgreSQL's protocol: STORE=postgres://USER@HOST:PORT, of a server for tests. Writes engine.md into $(TARGET).
+engine:
+	@scripts/install-missing haproxy python3
+	CARGO="$(CARGO)" scripts/check-engine "$(STORE)" --report $(TARGET)/engine.md
 
 # Attacks, HTTP/2 floods and overload while honest clients use the service; writes the tables of docs/security.md. About 25 minutes;
 # ONLY selects by name (ONLY=TLS: the floods).

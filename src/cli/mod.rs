@@ -25,7 +25,7 @@ use crate::cli::redact::{redacted, redacted_with};
 use crate::cli::terminal::{is_closed_pipe, print, terminal_columns};
 use crate::http::docs::OPENAPI_YAML;
 use crate::logging;
-use crate::store::{Location, Mode, OpenError, Store, schema_version};
+use crate::store::{Location, Mode, OpenError, Store, schema};
 use crate::version::VERSION;
 
 /// Help is not wider than this on any terminal, and 80 columns wide elsewhere.
@@ -119,7 +119,7 @@ pub fn run() -> ExitCode {
 fn open_or_create(location: &Location, mode: Mode) -> Result<Store, OpenError> {
     let exists = match location.file() {
         Some(path) => fs::metadata(path).is_ok_and(|found| found.len() > 0),
-        None => schema_version(location)?.is_some(),
+        None => schema(location)?.is_some(),
     };
     let store = Store::open(location, mode)?;
     if !exists {

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use crate::config::{Settings, StoreSettings};
-use crate::store::{Mode, Store, schema_version};
+use crate::store::{Mode, Store, schema};
 use crate::{logging, server};
 
 /// Run the HTTP server
@@ -66,12 +66,12 @@ pub(super) struct Migrate {
 impl Migrate {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let location = &self.store.location;
-        let before = schema_version(location)?;
+        let before = schema(location)?;
         Store::open(location, Mode::Create)?;
         match before {
             None => eprintln!("{location} was created"),
-            found if found == schema_version(location)? => eprintln!("{location} is up to date"),
-            Some(found) => eprintln!("{location} was upgraded from version {found}"),
+            Some(schema) if schema.is_current => eprintln!("{location} is up to date"),
+            Some(schema) => eprintln!("{location} was upgraded from version {}", schema.version),
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ pub(crate) use query::{Cursor, DayCount, Filter, Statistics, TagCount, TagFilter
 pub(crate) use sqlite::Restoration;
 pub use types::{Addition, Location, Outcome, PreviousSecret, TokenId, TokenRecord};
 pub(crate) use types::{
-    Checked, DamagedPlant, FileSizes, Finding, LOOKUP_LEN_MAX, PlantRecord, TokenChanges,
+    Checked, DamagedPlant, FileSizes, Finding, LOOKUP_LEN_MAX, PlantRecord, Schema, TokenChanges,
     TokenHistory, TokenIndex, next_id,
 };
 
@@ -80,14 +80,20 @@ pub(crate) fn is_backup(location: &Location) -> bool {
     location.file().is_some_and(sqlite::is_backup)
 }
 
-/// The schema version; none if there is no store, or an empty one.
-pub(crate) fn schema_version(location: &Location) -> Result<Option<i64>, OpenError> {
+/// None if there is no store, or an empty one.
+pub(crate) fn schema(location: &Location) -> Result<Option<Schema>, OpenError> {
     match location {
-        Location::Sqlite(path) => sqlite::schema_version(path),
-        Location::Postgres(url) => match Postgres::open(url, Mode::Read) {
-            Err(OpenError::NotMigrated { found, .. }) => Ok(found),
-            opened => opened.map(|_| Some(postgres::schema::VERSION)),
-        },
+        Location::Sqlite(path) => sqlite::schema(path),
+        Location::Postgres(url) => {
+            let (version, is_current) = match Postgres::open(url, Mode::Read) {
+                Err(OpenError::NotMigrated { found, .. }) => (found, false),
+                opened => opened.map(|_| (Some(postgres::schema::VERSION), true))?,
+            };
+            Ok(version.map(|version| Schema {
+                version,
+                is_current,
+            }))
+        }
     }
 }
 

@@ -133,6 +133,14 @@ pub(crate) struct Checked {
     pub tokens: u64,
 }
 
+/// The schema of a store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Schema {
+    pub version: i64,
+    /// False if it has to be upgraded before the store can be used.
+    pub is_current: bool,
+}
+
 /// The size of the files of a store in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FileSizes {

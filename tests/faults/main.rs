@@ -5,6 +5,9 @@
 //! `faults --replay RECORDING --seed S --cuts N`, which repeats the power cuts of a saved recording, or `faults --patroni-only
 //! [--leader-failures N] [--patroni-each N] [--seed S] [--only NAME,NAME] [--publish]` for a cluster under Patroni.
 //!
+//! With `TEST_ENGINE=postgres://user@host:port` and `--postgres-only`, the faults of nodes and connections are injected into nodes that use
+//! that server (`scripts/check-engine`).
+//!
 //! With `TRANSPORT=tls` or `TRANSPORT=http2` clients use TLS or HTTP/2. Accidents with files and commands, which do not depend on
 //! that, are left out then, and so are the deliberate breaks, which run over all transports without it.
 
@@ -32,6 +35,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use harness::transport::{Transport, transport};
+use postgres::database::Database;
 use report::{HEAD, Progress, Report};
 
 /// Enough for more than 200 commits: some plants are sent twice.
@@ -270,7 +274,9 @@ impl Suite {
             ("rolling restarts", asked.rolling, postgres::rolling),
         ];
         for (name, runs, fault) in faults {
-            if runs > 0 {
+            let is_possible =
+                !Database::is_foreign() || postgres::FAULTS_OF_CLIENTS.contains(&name);
+            if runs > 0 && is_possible {
                 self.run(runs, |progress| fault(asked.seed, runs, progress), name);
             }
         }

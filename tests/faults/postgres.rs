@@ -3,6 +3,7 @@
 pub mod cluster;
 mod conflicts;
 mod connections;
+pub mod database;
 pub mod failover;
 pub mod nodes;
 mod pair;
@@ -27,6 +28,14 @@ pub use nodes::{killed, rolling};
 pub use stuck_commits::{stale_primaries, standby_outages};
 
 use cluster::free_port;
+
+/// The faults that need no control of the database server.
+pub const FAULTS_OF_CLIENTS: [&str; 4] = [
+    "connections cut",
+    "connections that stall",
+    "nodes killed",
+    "rolling restarts",
+];
 
 /// A node: the real binary, with an address that stays the same across restarts.
 pub struct Node {

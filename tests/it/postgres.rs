@@ -6,6 +6,7 @@ mod pooler;
 mod schema;
 mod settings;
 mod tls;
+mod upgrade;
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};

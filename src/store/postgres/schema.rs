@@ -14,9 +14,16 @@ use crate::store::error::OpenError;
 use crate::store::postgres::Values;
 use crate::store::postgres::session::{Session, classify_connect_error};
 
+/// The newest version of the tables that this plantstore can use. It is raised by a change that the previous plantstore can ignore:
+/// docs/decisions/schema-changes.md.
 pub(in crate::store) const VERSION: i64 = 6;
 
-/// One statement each, which can be run again: not every engine runs two of them in one transaction. The last one inserts `VERSION`.
+/// The version that this plantstore makes: that of the oldest plantstore whose nodes can use the tables. It follows `VERSION` one
+/// release later, when older tables are no longer used.
+const VERSION_MADE: i64 = 6;
+const _: () = assert!(VERSION_MADE <= VERSION);
+
+/// One statement each, which can be run again: not every engine runs two of them in one transaction. The last one inserts `VERSION_MADE`.
 const STEPS: [&str; 11] = [
     include_str!("../../../migrations/postgres/0001_tokens.sql"),
     include_str!("../../../migrations/postgres/0002_plants.sql"),
@@ -50,6 +57,9 @@ const TABLES: [&str; 5] = [
     "token_events",
     "schema_version",
 ];
+
+/// Those of `TABLES` that were added since `VERSION_MADE`. They are created if they are missing; any other missing table is damage.
+const ADDED_TABLES: [&str; 0] = [];
 
 /// Every relation in the schema `plantstore`, and those of an earlier version elsewhere, with how it differs from the table that
 /// plantstore creates, if it does, and the columns of this version that it does not have. Further columns are ignored, unless they
@@ -125,8 +135,15 @@ const RELATIONS: &str = "
 struct Found {
     has_schema: bool,
     version: Option<i64>,
+    /// True if there is nothing to add to the tables of this version.
+    is_complete: bool,
     /// The schema and the version of the tables of an earlier version, if there are no others.
     earlier: Option<(String, i64)>,
+}
+
+/// True if the tables can be used once what this plantstore has added to them is there.
+fn is_current(version: Option<i64>) -> bool {
+    version.is_some_and(|version| (VERSION_MADE..=VERSION).contains(&version))
 }
 
 /// Relations by schema and name, each with how it differs from the table of plantstore.
@@ -162,7 +179,7 @@ pub(super) async fn ensure(session: &Session, schema_check: SchemaCheck) -> Resu
             Err(OpenError::Unsafe { .. }) => inspect(session, is_first).await?,
             found => found?,
         };
-        if found.version == Some(VERSION) {
+        if is_current(found.version) && found.is_complete {
             return Ok(());
         }
         let not_migrated = |found| OpenError::NotMigrated {
@@ -199,7 +216,9 @@ async fn create_missing_tables(session: &Session, has_schema: bool) -> Result<()
     // A role that may create tables in the schema need not have the right to create schemas.
     let schema = (!has_schema).then_some(CREATE_SCHEMA);
     for step in schema.into_iter().chain(STEPS) {
-        match session.client.batch_execute(step).await {
+        // Waiting longer for a lock would block the nodes that use the tables.
+        let step = format!("SET LOCAL lock_timeout = '3s'; {step}");
+        match session.client.batch_execute(&step).await {
             // Another node has created it at the same time.
             Err(error) if exists(&error) => {}
             done => done.map_err(migration(session))?,
@@ -317,13 +336,17 @@ async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> 
             known: VERSION,
         });
     }
-    let is_current = version == Some(VERSION);
+    let is_current = is_current(version);
+    let mut is_complete = true;
     for name in TABLES {
-        let problem = match ours.get(name) {
-            Some(found) if is_current => found.common.as_deref().or(found.added.as_deref()),
-            Some(found) => found.common.as_deref(),
-            None => is_current.then_some("it is missing"),
+        let (damage, added) = match ours.get(name) {
+            Some(found) => (found.common.as_deref(), found.added.as_deref()),
+            None if ADDED_TABLES.contains(&name) => (None, Some("it is missing")),
+            None => (is_current.then_some("it is missing"), None),
         };
+        is_complete &= added.is_none();
+        // A process that starts adds what is missing; one that has used the tables has seen them complete.
+        let problem = damage.or(added.filter(|_| is_current && !is_first));
         if let Some(problem) = problem {
             return reject(format!(
                 "the table plantstore.{name} is not what this plantstore creates ({problem}); \
@@ -342,6 +365,7 @@ async fn inspect(session: &Session, is_first: bool) -> Result<Found, OpenError> 
     let mut found = Found {
         has_schema,
         version,
+        is_complete,
         earlier: None,
     };
     if is_current && !is_first {

@@ -25,7 +25,7 @@ use rusqlite::hooks::Wal;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 pub(crate) use backup::Restoration;
-pub(super) use open::{accept_loss, file_sizes, is_backup, schema_version};
+pub(super) use open::{accept_loss, file_sizes, is_backup, schema};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use wal_check::inspect_bytes as inspect_wal;
 

@@ -23,7 +23,7 @@ use crate::store::sqlite::connection::{
 };
 use crate::store::sqlite::lock::{self, LastBatch, Lock};
 use crate::store::sqlite::wal_check::{Damage, check_wal};
-use crate::store::types::FileSizes;
+use crate::store::types::{FileSizes, Schema};
 
 /// The schema, one step per version. A released step is never changed.
 const MIGRATIONS: [&str; 7] = [
@@ -355,13 +355,16 @@ fn is_in_backup_mode(connection: &Connection, store: &Path) -> Result<bool, Open
 }
 
 /// None if there is no store, or an empty file.
-pub(in crate::store) fn schema_version(path: &Path) -> Result<Option<i64>, OpenError> {
+pub(in crate::store) fn schema(path: &Path) -> Result<Option<Schema>, OpenError> {
     if !path.exists() {
         return Ok(None);
     }
     let store = &existing(path)?;
     let found = version(&connect(store)?, store)?;
-    Ok((found > 0).then_some(found.into()))
+    Ok((found > 0).then_some(Schema {
+        version: found.into(),
+        is_current: found == VERSION,
+    }))
 }
 
 /// The version of the schema, 0 for an empty file.

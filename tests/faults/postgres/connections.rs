@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::checker::{History, Outcome};
 use crate::harness::wait_until;
 use crate::postgres::cluster::Postgres;
+use crate::postgres::database::Database;
 use crate::postgres::proxy::Proxy;
 use crate::postgres::{Node, load, prepare, settle, stop_all};
 use crate::random::Random;
@@ -21,10 +22,11 @@ pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
         "a proxy, real binary under load",
     );
     let mut random = Random::new(seed);
-    let postgres = Postgres::start_new();
-    let token = prepare(&postgres.url());
-    let proxy = Proxy::start(postgres.port(), random.next());
-    let node = Node::start(&proxy.store(), &token, &[]);
+    let database = Database::new();
+    let token = prepare(&database.url());
+    let proxy = Proxy::start(database.address(), random.next());
+    let store = database.url_at(proxy.address());
+    let node = Node::start(&store, &token, &[]);
     let mut all = History::default();
     let count = || proxy.cuts().iter().sum::<usize>();
     for number in 0..cuts.div_ceil(CUTS_A_RUN) {
@@ -36,7 +38,7 @@ pub fn cut(seed: u64, cuts: usize, progress: &Progress) -> Report {
         proxy.cut(false);
         let run = running.stop();
         let acknowledged = run.acknowledged().count();
-        let wrong = settle(&postgres.url(), &node.server, run, &mut all);
+        let wrong = settle(&database.url(), &node.server, run, &mut all);
         let made = count() - before;
         report.add(made, acknowledged, wrong);
         (0..made).for_each(|_| progress.step());
@@ -55,10 +57,11 @@ pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
         "a proxy that delays responses, real binary under load",
     );
     let mut random = Random::new(seed);
-    let postgres = Postgres::start_new();
-    let token = prepare(&postgres.url());
-    let proxy = Proxy::start(postgres.port(), random.next());
-    let node = Node::start(&proxy.store(), &token, &["--store-timeout", "500ms"]);
+    let database = Database::new();
+    let token = prepare(&database.url());
+    let proxy = Proxy::start(database.address(), random.next());
+    let store = database.url_at(proxy.address());
+    let node = Node::start(&store, &token, &["--store-timeout", "500ms"]);
     let mut all = History::default();
     let mut lost = 0;
     for number in 0..runs {
@@ -75,7 +78,7 @@ pub fn stalled(seed: u64, runs: usize, progress: &Progress) -> Report {
         let run = running.stop();
         let acknowledged = run.acknowledged().count();
         lost += run.count(Outcome::Unknown);
-        let wrong = settle(&postgres.url(), &node.server, run, &mut all);
+        let wrong = settle(&database.url(), &node.server, run, &mut all);
         report.add(1, acknowledged, wrong);
         progress.step();
     }

@@ -14,7 +14,8 @@ use crate::checker::{History, Outcome};
 use crate::harness::transport::{Transport, certificate, transport};
 use crate::harness::{PATIENCE, directory, wait_until};
 use crate::load::Load;
-use crate::postgres::cluster::{Postgres, free_port};
+use crate::postgres::cluster::free_port;
+use crate::postgres::database::Database;
 use crate::postgres::{Node, load, prepare, settle};
 use crate::random::Random;
 use crate::report::{Progress, Report};
@@ -26,9 +27,9 @@ pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
         "kill -9 of one of two nodes under load, its plants sent to the other",
     );
     let mut random = Random::new(seed);
-    let postgres = Postgres::start_new();
-    let token = prepare(&postgres.url());
-    let mut nodes = [(); 2].map(|()| Node::start(&postgres.url(), &token, &[]));
+    let database = Database::new();
+    let token = prepare(&database.url());
+    let mut nodes = [(); 2].map(|()| Node::start(&database.url(), &token, &[]));
     let mut all = History::default();
     for number in 0..runs {
         let (one, two) = (random.next(), random.next());
@@ -54,7 +55,7 @@ pub fn killed(seed: u64, runs: usize, progress: &Progress) -> Report {
         }
         run.append(undisturbed);
         let acknowledged = run.acknowledged().count();
-        wrong.extend(settle(&postgres.url(), &nodes[other].server, run, &mut all));
+        wrong.extend(settle(&database.url(), &nodes[other].server, run, &mut all));
         report.add(1, acknowledged, wrong);
         nodes[victim].start_again();
         progress.step();
@@ -69,9 +70,9 @@ pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
         "three nodes behind HAProxy under load, SIGTERM to each in turn",
     );
     let mut random = Random::new(seed);
-    let postgres = Postgres::start_new();
-    let token = prepare(&postgres.url());
-    let mut nodes = [(); 3].map(|()| Node::start(&postgres.url(), &token, &[]));
+    let database = Database::new();
+    let token = prepare(&database.url());
+    let mut nodes = [(); 3].map(|()| Node::start(&database.url(), &token, &[]));
     let balancer = Balancer::start(&nodes);
     let mut all = History::default();
     let (mut retries, mut attempts) = (0, 0);
@@ -95,7 +96,7 @@ pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
         let acknowledged = run.acknowledged().count();
         attempts += run.attempts().count();
         retries += run.unknown().count() + run.count(Outcome::Busy);
-        wrong.extend(settle(&postgres.url(), &nodes[0].server, run, &mut all));
+        wrong.extend(settle(&database.url(), &nodes[0].server, run, &mut all));
         report.add(1, acknowledged, wrong);
         progress.step();
     }

@@ -50,12 +50,11 @@ struct Shared {
 }
 
 impl Proxy {
-    /// A proxy to the server at this port.
-    pub fn start(port: u16, seed: u64) -> Self {
+    pub fn start(server: SocketAddr, seed: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
-            server: (Ipv4Addr::LOCALHOST, port).into(),
+            server,
             random: Mutex::new(Random::new(seed)),
             cuts: [const { AtomicUsize::new(0) }; CUTS.len()],
             is_cutting: AtomicBool::new(false),
@@ -68,9 +67,8 @@ impl Proxy {
         Self { address, shared }
     }
 
-    /// The URL of the database through the proxy.
-    pub fn store(&self) -> String {
-        format!("postgres://postgres@{}/plants", self.address)
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub fn cut(&self, cut: bool) {
@@ -151,11 +149,14 @@ fn requests(link: &Link, shared: &Shared) -> Option<()> {
     let mut adds = false;
     loop {
         let bytes = read(&link.node, &mut buffer)?;
-        // Only the statement of a batch is prepared, so a message that starts with Bind is a batch.
-        adds |= bytes
+        // Only the statement of a batch is prepared, so a message that starts with Bind is a batch. If nothing is prepared, because
+        // there may be a pooler, the statement is executed where it is sent.
+        let has_insert = bytes
             .windows(29)
             .any(|part| part == b"INSERT INTO plantstore.plants");
-        let cut = (adds && bytes[0] == b'B').then(|| shared.plan()).flatten();
+        adds |= has_insert;
+        let is_batch = (adds && bytes[0] == b'B') || (has_insert && has_execute(bytes));
+        let cut = is_batch.then(|| shared.plan()).flatten();
         match cut {
             Some(Cut::InTheRequest) => {
                 let part = shared.below(bytes.len());
@@ -174,6 +175,18 @@ fn requests(link: &Link, shared: &Shared) -> Option<()> {
             }
         }
     }
+}
+
+/// Whether there is an Execute message. A message is its type and a length, which includes itself.
+fn has_execute(mut bytes: &[u8]) -> bool {
+    while let [kind, a, b, c, d, ..] = bytes {
+        if *kind == b'E' {
+            return true;
+        }
+        let len = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+        bytes = bytes.get(1 + len..).unwrap_or_default();
+    }
+    false
 }
 
 /// Forwards responses.
