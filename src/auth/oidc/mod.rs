@@ -36,7 +36,7 @@ pub struct IdentityProvider {
     expected: Expected,
     last_reading: watch::Sender<Reading>,
     next_reading: Notify,
-    /// Counts the times that keys were withdrawn: JWTs that were verified before have to be verified again.
+    /// How often keys were withdrawn: JWTs that were verified before have to be verified again.
     withdrawals: AtomicU64,
     /// The current second, and how many JWTs were invalid in it.
     invalid: Mutex<(Instant, u32)>,
@@ -48,10 +48,17 @@ struct Reading {
     /// None before the first.
     started: Option<Instant>,
     keys: Arc<KeySet>,
+    /// How often keys were withdrawn until then.
+    withdrawals: u64,
     failure: Option<Arc<str>>,
 }
 
 impl Reading {
+    /// The keys, and how often others were withdrawn.
+    fn keys(&self) -> (Arc<KeySet>, u64) {
+        (Arc::clone(&self.keys), self.withdrawals)
+    }
+
     fn recent_failure(&self, now: Instant) -> Option<&Arc<str>> {
         let is_recent = |at: Instant| now.saturating_duration_since(at) < RETRY_INTERVAL;
         let failure = self.failure.as_ref();
@@ -112,16 +119,14 @@ impl IdentityProvider {
         token_name: &mut Option<Arc<str>>,
         if_unknown: impl Fn() -> Result<(), AuthError>,
     ) -> Result<Subject, AuthError> {
-        // Before the keys: of those that are withdrawn meanwhile, the JWT is verified again.
-        let withdrawals = self.withdrawals.load(Ordering::Acquire);
-        let keys = Arc::clone(&self.last_reading.borrow().keys);
+        let (mut keys, mut withdrawals) = self.last_reading.borrow().keys();
         if self.count_invalid(0) > INVALID_PER_SECOND {
             if_unknown()?;
         }
         let verified = match jwt::verify(jwt, &keys, &self.expected) {
             Err(Rejection::UnknownKey) => {
                 if_unknown()?;
-                let keys = self.wait_for_reading(Instant::now()).await?;
+                (keys, withdrawals) = self.wait_for_reading(Instant::now()).await?;
                 jwt::verify(jwt, &keys, &self.expected)
             }
             verified => verified,
@@ -169,7 +174,7 @@ impl IdentityProvider {
     }
 
     /// The keys of the next reading. An error if it fails, or if the last one has just failed.
-    async fn wait_for_reading(&self, now: Instant) -> Result<Arc<KeySet>, AuthError> {
+    async fn wait_for_reading(&self, now: Instant) -> Result<(Arc<KeySet>, u64), AuthError> {
         let mut last_reading = self.last_reading.subscribe();
         self.next_reading.notify_one();
         if let Some(cause) = last_reading.borrow().recent_failure(now) {
@@ -181,7 +186,7 @@ impl IdentityProvider {
             last_reading.wait_for(|reading| reading.started.is_some_and(|at| is_first || at > now));
         let cause = match timeout(WAIT_MAX, next).await {
             Ok(Ok(reading)) => match &reading.failure {
-                None => return Ok(Arc::clone(&reading.keys)),
+                None => return Ok(reading.keys()),
                 Some(cause) => cause.to_string(),
             },
             Ok(Err(_)) => "the server is stopping".to_owned(),
@@ -215,6 +220,7 @@ impl IdentityProvider {
         let mut reading = Reading {
             started: Some(started),
             keys: before.keys,
+            withdrawals: before.withdrawals,
             failure: None,
         };
         match read {
@@ -227,14 +233,16 @@ impl IdentityProvider {
                     let (keys, ignored) = (keys.len(), keys.ignored);
                     tracing::info!(keys, ignored, "the keys of the identity provider were read");
                 }
-                let is_withdrawn = !keys.contains_all(&reading.keys);
+                if !keys.contains_all(&reading.keys) {
+                    reading.withdrawals += 1;
+                }
                 reading.keys = Arc::new(keys);
                 let len = reading.keys.len() as u64;
                 self.metrics.oidc_keys.store(len, Ordering::Relaxed);
+                // Before the new keys can be used: from then on, no JWT is accepted that was verified with a withdrawn one.
+                self.withdrawals
+                    .store(reading.withdrawals, Ordering::Release);
                 self.last_reading.send_replace(reading);
-                if is_withdrawn {
-                    self.withdrawals.fetch_add(1, Ordering::AcqRel);
-                }
             }
             Err(cause) => {
                 failed.add(1);
