@@ -13,13 +13,15 @@ mod stuck_commits;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use tempfile::TempDir;
 
 use crate::checker::History;
 use crate::harness::postgres::plants;
-use crate::harness::{Server, directory, plantstore, run_ok};
+use crate::harness::{Server, directory, plantstore, run_ok, wait_until};
 use crate::load::{Load, Running, send_again};
+use crate::random::Random;
 
 pub use conflicts::{deadlocks, made_failures, serializable};
 pub use connections::{cut, stalled, terminated};
@@ -102,6 +104,21 @@ pub fn load(number: usize, first_client: u64, seed: u64) -> Load {
         seed,
         ..Load::default()
     }
+}
+
+/// A load on each of two nodes, which race for the same ids.
+fn load_both(nodes: &[Node; 2], number: usize, random: &mut Random) -> [Running; 2] {
+    let [one, two] = nodes;
+    [(one, 0), (two, 100)]
+        .map(|(node, first_client)| node.load(load(number, first_client, random.next())))
+}
+
+/// Waits until each node has acknowledged this many plants since then.
+fn wait_until_acknowledged(loads: &[Running], plants: usize, since: Instant) {
+    wait_until("both nodes acknowledge again", || {
+        let count = |load: &Running| load.stored().iter().filter(|at| **at > since).count();
+        loads.iter().all(|load| count(load) >= plants)
+    });
 }
 
 fn stop_all(loads: impl IntoIterator<Item = Running>) -> History {

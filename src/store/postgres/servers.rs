@@ -251,7 +251,7 @@ impl Servers {
             && timeline.is_older_than(newest)
         {
             return Some(format!(
-                "{host} is a primary of the past: it is on timeline {}, and this process has used timeline {}",
+                "{host} is a stale primary: it is on timeline {}, and this process has used timeline {}",
                 timeline.number, newest.number
             ));
         }

@@ -9,7 +9,9 @@ use crate::checker::{History, Outcome, Sent};
 use crate::harness::wait_until;
 use crate::load::{Running, body, outcome_of};
 use crate::postgres::pair::Pair;
-use crate::postgres::{Node, load, median, prepare, settle, stop_all, violations};
+use crate::postgres::{
+    Node, load_both, median, prepare, settle, stop_all, violations, wait_until_acknowledged,
+};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
@@ -25,19 +27,12 @@ pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
     let mut all = History::default();
     let mut seconds = Vec::new();
     for number in 0..runs {
-        let loads = [0, 1].map(|at: u8| {
-            nodes[usize::from(at)].load(load(number, u64::from(at) * 100, random.next()))
-        });
+        let loads = load_both(&nodes, number, &mut random);
         thread::sleep(Duration::from_micros(50_000 + random.below(200_000)));
         let killed = Instant::now();
         pair.fail_over();
         let promoted = Instant::now();
-        wait_until("both nodes acknowledge again", || {
-            let has_stored = |at: &Instant| *at > promoted;
-            loads
-                .iter()
-                .all(|load| load.stored().iter().any(has_stored))
-        });
+        wait_until_acknowledged(&loads, 1, promoted);
         let times = loads.iter().flat_map(Running::stored).collect();
         seconds.push(end_of_longest_gap(times, killed).as_secs_f64());
         let run = stop_all(loads);
