@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::checker::{History, Outcome};
-use crate::harness::{HANG, PATIENCE, Server, copy_environment, directory, plantstore, wait_until};
+use crate::harness::{Server, copy_environment, directory, output, plantstore, wait_until};
 use crate::load::{Load, Running};
-use crate::report::{Progress, Report, thousands};
+use crate::report::{Progress, Report, thousands, violation_of_panic};
 
 /// Cases that run at the same time.
 const PARALLEL: usize = 4;
@@ -161,11 +161,7 @@ fn attempt(name: &str, accident: &Accident) -> Case {
     let mut case = Case::new();
     // Every wait has a timeout and then panics.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| accident(&mut case))) {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        let text = text.unwrap_or("a panic").to_owned();
-        let kind = if text.contains(HANG) { "hang" } else { "wrong" };
-        case.problems.push(format!("{kind}: {text}"));
+        case.problems.push(violation_of_panic(panic.as_ref()));
     }
     case.count = case.count.max(1);
     for problem in &mut case.problems {
@@ -237,12 +233,8 @@ impl Case {
     fn copy_of(&mut self, from: &Path) {
         self.place = directory();
         let from = from.join(".");
-        let copied = Command::new("cp")
-            .arg("-a")
-            .arg(from)
-            .arg(self.dir())
-            .status();
-        assert!(copied.expect("cp runs").success());
+        let copied = output(Command::new("cp").arg("-a").arg(from).arg(self.dir()));
+        assert!(copied.status.success(), "{copied:?}");
     }
 
     fn problem(&mut self, kind: &str, text: impl std::fmt::Display) {
@@ -430,19 +422,7 @@ impl Case {
 }
 
 fn ran(mut command: Command) -> Ran {
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let child = child.expect("it runs");
-    let pid = child.id().to_string();
-    let (sender, output) = std::sync::mpsc::channel();
-    thread::spawn(move || sender.send(child.wait_with_output()));
-    let Ok(output) = output.recv_timeout(PATIENCE) else {
-        let _ = Command::new("kill").args(["-KILL", &pid]).status();
-        panic!("{HANG}: {command:?} ends");
-    };
-    let output = output.expect("its output");
+    let output = output(&mut command);
     let said = [output.stderr, output.stdout].concat();
     Ran {
         code: output.status.code(),

@@ -5,11 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
-use crate::harness::BINARY_UNDER_TEST;
+use crate::harness::{BINARY_UNDER_TEST, output_within};
 
 /// Names the active break in the environment of a broken build.
 const BREAK: &str = "BREAK";
+
+/// The timeout of the build and of a run of the suite.
+const RUN_MAX: Duration = Duration::from_secs(3600);
 
 struct Break {
     name: &'static str,
@@ -199,14 +203,14 @@ fn run(
         }
         Suite::Accident(case) => vec!["--accidents-only", "--case", case],
     };
-    let output = Command::new(std::env::current_exe().expect("this program"))
+    let mut suite = Command::new(std::env::current_exe().expect("this program"));
+    suite
         .args(arguments)
         .args(["--seed", &seed])
         .env(BINARY_UNDER_TEST, binary)
         .env(BREAK, broken.name)
-        .env("TRANSPORT", transport)
-        .output()
-        .expect("the suite runs");
+        .env("TRANSPORT", transport);
+    let output = output_within(RUN_MAX, &mut suite);
     let printed = String::from_utf8_lossy(&output.stdout);
     let count = printed.matches(broken.expected).count();
     let name = match transport {
@@ -260,12 +264,14 @@ fn build() -> PathBuf {
     let source = fs::read_to_string(&library).expect("a source");
     fs::write(library, source + IS_BROKEN).expect("a source");
 
-    let built = Command::new(env!("CARGO"))
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
         .args(["build", "--quiet", "--locked", "--bins", "--target-dir"])
         .arg(target)
-        .current_dir(&copy)
-        .status();
-    assert!(built.expect("cargo runs").success());
+        .current_dir(&copy);
+    let built = output_within(RUN_MAX, &mut cargo);
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{errors}");
     target.join("debug/plantstore-broken")
 }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::checker::{History, Outcome};
-use crate::harness::{Server, directory};
+use crate::harness::{Server, directory, output};
 use crate::load::{Load, after_restart, send_again};
 use crate::power_cuts;
 use crate::random::Random;
@@ -206,8 +206,8 @@ pub fn as_root(command: &[&str], path: &Path) {
     let root = fs::metadata("/proc/self").expect("proc");
     let root = std::os::unix::fs::MetadataExt::uid(&root) == 0;
     let words = [if root { &[][..] } else { &["sudo"][..] }, command].concat();
-    let done = Command::new(words[0]).args(&words[1..]).arg(path).status();
-    assert!(done.expect("it runs").success(), "{words:?} needs root");
+    let done = output(Command::new(words[0]).args(&words[1..]).arg(path));
+    assert!(done.status.success(), "{words:?} needs root: {done:?}");
 }
 
 /// Every fdatasync takes 200 ms: the queue stays bounded, further adds get 50300 at once, and memory does not grow.

@@ -36,7 +36,7 @@ use std::process::ExitCode;
 
 use harness::transport::{Transport, transport};
 use postgres::database::Database;
-use report::{HEAD, Progress, Report};
+use report::{HEAD, Progress, Report, violation_of_panic};
 
 /// Enough for more than 200 commits: some plants are sent twice.
 const PLANTS: u64 = 260;
@@ -138,12 +138,7 @@ impl Suite {
         let done = catch_unwind(AssertUnwindSafe(|| fault(&progress)));
         let report = done.unwrap_or_else(|panic| {
             let mut report = Report::new(name, "");
-            let words = panic
-                .downcast_ref::<String>()
-                .map_or("a panic", String::as_str);
-            let hang = words.contains(harness::HANG);
-            let kind = if hang { "hang" } else { "wrong" };
-            report.add(0, 0, vec![format!("{kind}: {words}")]);
+            report.add(0, 0, vec![violation_of_panic(panic.as_ref())]);
             report
         });
         drop(progress);

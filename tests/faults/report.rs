@@ -1,5 +1,6 @@
 //! The result of each fault as a row of a table in docs/reliability.md, and a progress bar on a terminal.
 
+use std::any::Any;
 use std::fs;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -7,6 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::harness::transport::transport;
+use crate::harness::{HANG, output};
 
 /// The result of one fault.
 pub struct Report {
@@ -69,6 +71,15 @@ impl Report {
     }
 }
 
+/// The violation that a panic stands for: a wait that timed out, or a check that failed.
+pub fn violation_of_panic(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = text.unwrap_or("a panic");
+    let kind = if text.contains(HANG) { "hang" } else { "wrong" };
+    format!("{kind}: {text}")
+}
+
 /// 1234567 → 1,234,567
 pub fn thousands(number: usize) -> String {
     let digits = number.to_string();
@@ -104,12 +115,12 @@ pub fn publish(page: &Path, table: &str, seed: u64, head: &str, rows: &[String])
 }
 
 fn printed(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(arguments)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output();
-    let output = output.expect("it runs").stdout;
-    String::from_utf8_lossy(&output).trim().to_owned()
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = output(&mut command);
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 /// A progress bar; shown on a terminal only.

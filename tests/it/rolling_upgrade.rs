@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use crate::harness::postgres::plants;
-use crate::harness::{Client, Server, copy_environment, directory, plantstore, wait_until};
+use crate::harness::{Client, Server, copy_environment, directory, output, plantstore, wait_until};
 use crate::postgres::{sql, url};
 
 /// How many plants of each client are waited for.
@@ -130,7 +130,10 @@ fn command(variable: &str, directory: &Path, arguments: &[&str]) -> Command {
     let binary = std::env::var_os(variable).expect("make upgrade runs this");
     let mut command = Command::new(binary);
     copy_environment(&plantstore(directory), &mut command);
-    command.args(arguments).current_dir(directory);
+    command
+        .args(arguments)
+        .current_dir(directory)
+        .stdin(Stdio::null());
     command
 }
 
@@ -140,8 +143,7 @@ fn node(variable: &str, directory: &Path) -> Server {
 }
 
 fn run_ok(variable: &str, directory: &Path, arguments: &[&str]) -> String {
-    let output = command(variable, directory, arguments).output();
-    let output = output.expect("it runs");
+    let output = output(&mut command(variable, directory, arguments));
     assert!(
         output.status.success(),
         "{variable} {arguments:?}: {output:?}"
@@ -245,7 +247,7 @@ fn nodes_of_the_older_version_reject_adds_after_the_upgrade() {
     );
 
     let start = ["serve", "--listen", "127.0.0.1:0"];
-    let refused = command(OLDER, directory, &start).output().expect("it runs");
+    let refused = output(&mut command(OLDER, directory, &start));
     assert_eq!(refused.status.code(), Some(1));
     let printed = String::from_utf8_lossy(&refused.stderr);
     assert!(printed.contains(sentence), "{printed}");

@@ -14,7 +14,7 @@ use tokio_rustls::rustls;
 
 use crate::harness::clock::Clock;
 use crate::harness::transport::Certificate;
-use crate::harness::{Client, PATIENCE, Server, add_request, directory, run, wait_until};
+use crate::harness::{Client, PATIENCE, Server, add_request, directory, output, run, wait_until};
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
@@ -54,12 +54,11 @@ fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> std::io::Result
 
 /// Output of curl, which knows the certificate.
 fn curl(certificate: &Certificate, arguments: &[&str]) -> (bool, String) {
-    let output = Command::new("curl")
-        .args(["-sS", "--cacert"])
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "--cacert"])
         .arg(&certificate.cert)
-        .args(arguments)
-        .output()
-        .expect("curl runs; `make setup` gets it");
+        .args(arguments);
+    let output = output(&mut curl);
     let text = [output.stdout, output.stderr].concat();
     (
         output.status.success(),

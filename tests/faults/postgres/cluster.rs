@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tokio_postgres::SimpleQueryMessage;
 
 use crate::harness::postgres::with_client;
-use crate::harness::{HANG, PATIENCE, directory, wait_for_exit, wait_until};
+use crate::harness::{HANG, PATIENCE, directory, output, wait_for_exit, wait_until};
 
 /// Small memory and short timeouts; settings that affect durability keep their defaults.
 const SETTINGS: [&str; 9] = [
@@ -99,7 +99,7 @@ impl Postgres {
             assert!(ended.is_none(), "PostgreSQL ended:\n{}", self.log());
             let mut ask = self.command("pg_isready");
             let ask = ask.args(["--quiet", "--host=127.0.0.1", "--port", &port]);
-            ask.status().expect("pg_isready runs").success()
+            output(ask).status.success()
         });
         self.child = Some(child);
     }
@@ -206,7 +206,7 @@ pub fn remove_shared_memory(data: &Path) {
         .nth(6)
         .and_then(|line| line.split_whitespace().nth(1));
     if let Some(memory) = memory {
-        let _ = Command::new("ipcrm").args(["-m", memory]).output();
+        let _ = output(Command::new("ipcrm").args(["-m", memory]));
     }
 }
 
@@ -229,14 +229,8 @@ pub fn unprivileged(program: &Path, directory: &Path) -> Command {
 /// file system. On a slow disk, creating servers would take most of the time.
 pub fn scratch() -> TempDir {
     let memory = "/dev/shm";
-    let free = Command::new("df")
-        .args(["--output=avail", "-BM", memory])
-        .output();
-    let free = free.map_or_else(
-        |_| String::new(),
-        |df| String::from_utf8_lossy(&df.stdout).into_owned(),
-    );
-    let mebibytes = free
+    let free = output(Command::new("df").args(["--output=avail", "-BM", memory]));
+    let mebibytes = String::from_utf8_lossy(&free.stdout)
         .lines()
         .nth(1)
         .and_then(|free| free.trim().trim_end_matches('M').parse().ok());
@@ -280,18 +274,7 @@ pub fn programs() -> PathBuf {
 
 /// Runs a program, which has to exit with 0.
 pub fn finish(command: &mut Command) {
-    let quiet = command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = quiet.spawn().expect("it runs");
-    let end = Instant::now() + PATIENCE;
-    while child.try_wait().expect("a child").is_none() {
-        if Instant::now() > end {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("{HANG}: {command:?} ends");
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().expect("its output");
+    let output = output(command);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {said}");
 }

@@ -18,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -76,15 +77,25 @@ pub fn copy_environment(from: &Command, to: &mut Command) {
 pub fn run(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = plantstore(directory);
     command.args(arguments);
+    output(&mut command)
+}
+
+/// The output of a command, which has to exit in time. Its standard input is that of the tests unless it is set.
+pub fn output(command: &mut Command) -> Output {
+    output_within(PATIENCE, command)
+}
+
+/// The same with a timeout for a command that takes long.
+pub fn output_within(limit: Duration, command: &mut Command) -> Output {
     let pipes = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = pipes.spawn().expect("the binary runs");
-    let pid = child.id();
+    let spawned = pipes.spawn();
+    let child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}; `make setup`"));
+    let pid = Pid::from_child(&child);
     let (sender, output) = channel();
     thread::spawn(move || sender.send(child.wait_with_output()));
-    let Ok(output) = output.recv_timeout(PATIENCE) else {
-        let kill = ["-KILL", &pid.to_string()];
-        let _ = Command::new("kill").args(kill).status();
-        panic!("{HANG}: {arguments:?} ends");
+    let Ok(output) = output.recv_timeout(limit) else {
+        let _ = kill_process(pid, Signal::KILL);
+        panic!("{HANG}: {command:?} ends");
     };
     output.expect("its output")
 }

@@ -5,8 +5,12 @@ use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{LazyLock, Mutex};
+use std::time::Duration;
 
+use tokio::time::timeout;
 use tokio_postgres::{Client, NoTls};
+
+use super::{HANG, PATIENCE};
 
 /// The URL of a server, without a database.
 const TEST_POSTGRES: &str = "TEST_POSTGRES";
@@ -53,6 +57,9 @@ pub fn plants_in(store: &str, ids: RangeInclusive<i64>) -> Vec<(i64, String, Opt
     })
 }
 
+/// How long a closure may use a connection: longer than a wait inside it.
+const WORK_MAX: Duration = PATIENCE.saturating_mul(2);
+
 /// Runs a closure with a connection.
 pub fn with_client<T>(url: &str, work: impl AsyncFnOnce(&Client) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -60,9 +67,12 @@ pub fn with_client<T>(url: &str, work: impl AsyncFnOnce(&Client) -> T) -> T {
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a server");
+        let connected = timeout(PATIENCE, tokio_postgres::connect(url, NoTls)).await;
+        let connected = connected.unwrap_or_else(|_| panic!("{HANG}: a connection to {url}"));
+        let (client, connection) = connected.expect("a server");
         tokio::spawn(connection);
-        work(&client).await
+        let done = timeout(WORK_MAX, work(&client)).await;
+        done.unwrap_or_else(|_| panic!("{HANG}: statements at {url}"))
     })
 }
 

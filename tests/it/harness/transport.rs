@@ -29,6 +29,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsConnector, rustls};
 
 use super::clock::Clock;
+use super::output;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
@@ -88,7 +89,7 @@ impl Certificate {
         clock.set(time);
         let mut openssl = Command::new("openssl");
         clock.apply_to(&mut openssl);
-        let made = openssl
+        openssl
             .args(["req", "-x509", "-newkey", "ec", "-nodes", "-pkeyopt"])
             .args(["ec_paramgen_curve:P-256", "-subj", "/CN=plants"])
             .args(["-addext", "basicConstraints=critical,CA:FALSE", "-addext"])
@@ -96,9 +97,8 @@ impl Certificate {
             .args([&days.to_string(), "-keyout"])
             .arg(&certificate.key)
             .arg("-out")
-            .arg(&certificate.cert)
-            .output()
-            .expect("openssl runs; `make setup` gets it");
+            .arg(&certificate.cert);
+        let made = output(&mut openssl);
         let errors = String::from_utf8_lossy(&made.stderr);
         assert!(made.status.success(), "{errors}");
         certificate

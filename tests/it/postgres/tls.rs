@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::harness::postgres::with_client;
 use crate::harness::transport::Certificate;
-use crate::harness::{directory, plantstore, run_ok, wait_until};
+use crate::harness::{directory, output, plantstore, run_ok, wait_until};
 use crate::postgres::settings::OwnServer;
 use crate::postgres::{sql, url};
 
@@ -15,16 +15,16 @@ use crate::postgres::{sql, url};
 pub fn certificate(directory: &Path, name: &str, arguments: &[&str]) -> (PathBuf, PathBuf) {
     let [certificate, key] =
         ["crt", "key"].map(|ending| directory.join(format!("{name}.{ending}")));
-    let made = Command::new("openssl")
+    let mut openssl = Command::new("openssl");
+    openssl
         .args(["req", "-x509", "-nodes", "-days", "2", "-subj"])
         .arg(format!("/CN={name}"))
         .args(arguments)
         .arg("-keyout")
         .arg(&key)
         .arg("-out")
-        .arg(&certificate)
-        .output();
-    let made = made.expect("openssl runs");
+        .arg(&certificate);
+    let made = output(&mut openssl);
     let errors = String::from_utf8_lossy(&made.stderr);
     assert!(made.status.success(), "{errors}");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a mode");
@@ -92,8 +92,7 @@ pub fn list(directory: &Path, store: &str, variables: &[(&str, &str)]) -> Output
     }
     command.env("HOME", directory);
     command.envs(variables.iter().copied());
-    let output = command.args(["token", "list", "--store", store]).output();
-    output.expect("the binary runs")
+    output(command.args(["token", "list", "--store", store]))
 }
 
 pub fn succeeds(output: &Output) {
