@@ -33,6 +33,9 @@ pub fn outcome_of(response: Option<&Response>) -> Outcome {
     }
 }
 
+/// Before a client tries a load balancer again that has no node, or is not there.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(20);
+
 #[derive(Clone, Copy, Default)]
 pub struct Load {
     pub clients: u64,
@@ -48,10 +51,12 @@ pub struct Load {
     pub name_len: usize,
     /// Through a load balancer, which has its own error responses; clients reconnect.
     pub balanced: bool,
+    /// The load balancer sends a request to another node after an error, so an error response is only that of the last attempt.
+    pub is_redispatched: bool,
     pub seed: u64,
 }
 
-/// A running load.
+/// A running load. Its clients end when it is dropped.
 pub struct Running {
     clients: Vec<JoinHandle<History>>,
     progress: Arc<Progress>,
@@ -100,6 +105,10 @@ impl Load {
                 .take()
                 .map_or_else(|| Client::try_connect(address), Ok);
             let Ok(connection) = connection else {
+                if self.balanced {
+                    thread::sleep(RECONNECT_PAUSE);
+                    continue;
+                }
                 break; // the server is gone
             };
             let Exchange {
@@ -114,7 +123,7 @@ impl Load {
             }
             let outcome = match &response {
                 None if kept => Outcome::ConnectionLost,
-                Some(response) if self.balanced && is_from_balancer(response) => Outcome::Unknown,
+                Some(response) if self.is_unknown(response) => Outcome::Unknown,
                 response => outcome_of(response.as_ref()),
             };
             if outcome == Outcome::Acknowledged {
@@ -133,11 +142,19 @@ impl Load {
             }
             if self.balanced && response.is_some_and(|response| response.status == 503) {
                 // The load balancer responds at once if it has no node.
-                thread::sleep(Duration::from_millis(20));
+                thread::sleep(RECONNECT_PAUSE);
             }
             client = connection;
         }
         history
+    }
+
+    /// Whether an error response of a load balancer leaves open what a node has done.
+    fn is_unknown(self, response: &Response) -> bool {
+        let is_of_balancer = response.header("content-type") == Some("text/html");
+        self.balanced
+            && (502..=504).contains(&response.status)
+            && (is_of_balancer || self.is_redispatched)
     }
 
     fn plant(self, offset: u64, kind: &str, client: u64) -> Sent {
@@ -148,12 +165,6 @@ impl Load {
         name.extend(std::iter::repeat_n('.', more));
         (id, name, tag)
     }
-}
-
-/// The load balancer had no node for the request, or no response from it.
-fn is_from_balancer(response: &Response) -> bool {
-    [502, 503, 504].contains(&response.status)
-        && response.header("content-type") == Some("text/html")
 }
 
 struct Exchange {
@@ -196,13 +207,19 @@ impl Running {
     }
 
     /// Waits until every client has sent all its plants.
-    pub fn finish(self) -> History {
+    pub fn finish(mut self) -> History {
         let mut all = History::default();
-        for client in self.clients {
+        for client in std::mem::take(&mut self.clients) {
             let history = client.join();
             all.append(history.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         all
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.progress.has_ended.store(true, Ordering::Relaxed);
     }
 }
 

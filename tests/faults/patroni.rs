@@ -7,6 +7,7 @@ mod process;
 mod topology;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,9 +18,9 @@ use crate::checker::{History, Outcome, Sent};
 use crate::harness::postgres::plants_in;
 use crate::harness::{Client, HANG, PATIENCE, wait_until};
 use crate::load::{Load, body, outcome_of, send_again};
-use crate::postgres::{load, median};
+use crate::postgres::{load, longest_gap, maximum, median};
 use crate::random::Random;
-use crate::report::{Progress, Report};
+use crate::report::{Progress, Report, violation_of_panic};
 
 pub use faults::{Fault, LEADER_FAILURES, OTHERS};
 use topology::Topology;
@@ -44,6 +45,19 @@ struct Measured {
     unknown: usize,
 }
 
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "median {:.1} s, at most {:.1} s without a 200; both nodes after at most {:.1} s; {} unknown outcomes, all resolved by a retry",
+            median(self.gaps.clone()),
+            maximum(&self.gaps),
+            maximum(&self.both),
+            self.unknown,
+        )
+    }
+}
+
 impl Patroni {
     pub fn run(&mut self, fault: Fault, seed: u64, runs: usize, progress: &Progress) -> Report {
         let [_, name, method] = fault.names();
@@ -51,45 +65,47 @@ impl Patroni {
         let mut random = Random::new(seed);
         let mut all = History::default();
         let mut measured = Measured::default();
-        let topology = self.topology.get_or_insert_with(Topology::start);
+        // Not given back after a violation or a panic: the next fault has a new cluster.
+        let mut topology = self.topology.take().unwrap_or_else(Topology::start);
         let first = topology.runs;
-        for _ in 0..runs {
+        for number in 0..runs {
             let mut history = History::default();
-            let run = || run(topology, fault, &mut random, &mut history, &mut measured);
-            let wrong = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().cloned();
-                let text = text.unwrap_or_else(|| "a panic".to_owned());
-                let kind = if text.contains(HANG) { "hang" } else { "wrong" };
-                vec![format!("{kind}: {text}{}", topology.state())]
+            let wrong = without_panic(&mut topology, |topology| {
+                let random = &mut random;
+                run(topology, fault, number, random, &mut history, &mut measured)
             });
             report.add(1, history.acknowledged().count(), wrong);
             all.append(history);
             progress.step();
             if !report.wrong.is_empty() {
-                break;
+                return report;
             }
         }
-        report.note = format!(
-            "median {:.1} s, at most {:.1} s without a 200; both nodes after at most {:.1} s; {} unknown outcomes, all resolved by a retry",
-            median(measured.gaps.clone()),
-            maximum(&measured.gaps),
-            maximum(&measured.both),
-            measured.unknown,
-        );
-        if report.wrong.is_empty() {
+        let wrong = without_panic(&mut topology, |topology| {
             // A later failover must not have lost plants of an earlier run.
             let leader = topology.wait_until_healthy();
             let ids = first_id(first)..=first_id(topology.runs) - 1;
-            report.add(0, 0, violations(&topology.database(leader), ids, &all));
-        } else {
-            self.topology = None;
+            violations(&topology.database(leader), ids, &all)
+        });
+        report.add(0, 0, wrong);
+        if report.wrong.is_empty() {
+            report.note = measured.to_string();
+            self.topology = Some(topology);
         }
         report
     }
 }
 
-fn maximum(seconds: &[f64]) -> f64 {
-    seconds.iter().copied().fold(f64::NAN, f64::max)
+/// Runs a part of the suite; a panic is a violation, with the state of the cluster.
+fn without_panic(
+    topology: &mut Topology,
+    part: impl FnOnce(&mut Topology) -> Vec<String>,
+) -> Vec<String> {
+    let done = catch_unwind(AssertUnwindSafe(|| part(topology)));
+    done.unwrap_or_else(|panic| {
+        let violation = violation_of_panic(panic.as_ref());
+        vec![format!("{violation}{}", topology.state())]
+    })
 }
 
 fn first_id(run: usize) -> i64 {
@@ -100,54 +116,51 @@ fn first_id(run: usize) -> i64 {
 fn run(
     topology: &mut Topology,
     fault: Fault,
+    number: usize,
     random: &mut Random,
     history: &mut History,
     measured: &mut Measured,
 ) -> Vec<String> {
-    let number = topology.runs;
+    let run = topology.runs;
     topology.runs += 1;
     let leader = topology.wait_until_healthy();
     if fault.leaves_two_primaries() {
         // The worst case: a node that tries its hosts in order comes to the old leader first. In every third run it comes last.
         topology.list_first(leader + usize::from(number % 3 == 2));
     }
-    wait_until("both nodes get requests", || {
-        (0..topology.nodes.len()).all(|at| topology.balancer.is_up(at))
-    });
+    topology.balancer.wait_until_all_are_up();
     let token = topology.nodes[0].server.token();
     let load = Load {
         balanced: true,
-        ..load(number, 0, random.next())
+        is_redispatched: true,
+        ..load(run, 0, random.next())
     };
     let running = load.start(topology.balancer.address, &token);
     wait_until("adds are acknowledged", || running.stored().len() > 10);
     thread::sleep(Duration::from_micros(50_000 + random.below(200_000)));
 
     let failed_at = Instant::now();
-    let victims = fault.inject(topology, random, leader);
+    let victims = fault.inject(topology, number, leader);
     fault.wait(topology, &victims);
-    acknowledged_by_all(topology, number, 0, history);
+    acknowledged_by_all(topology, run, 0, history);
     measured.both.push(failed_at.elapsed().as_secs_f64());
     fault.heal(topology, &victims);
     let leader = topology.wait_until_healthy();
-    acknowledged_by_all(topology, number, 1, history);
-
-    let mut times = running.stored();
+    acknowledged_by_all(topology, run, 1, history);
+    let healed_at = Instant::now();
+    wait_until("HAProxy forwards a 200 again", || {
+        running.stored().last().is_some_and(|at| *at > healed_at)
+    });
+    let gap = longest_gap(running.stored(), failed_at);
+    measured.gaps.push(gap.as_secs_f64());
     history.append(running.stop());
-    times.push(failed_at);
-    times.sort();
-    let gaps = times.windows(2).filter(|pair| pair[0] >= failed_at);
-    let longest = gaps.map(|pair| pair[1] - pair[0]).max();
-    measured
-        .gaps
-        .push(longest.unwrap_or_default().as_secs_f64());
 
     let unknown: Vec<_> = history.unknown().cloned().collect();
     measured.unknown += unknown.len();
     let database = topology.database(leader);
-    let ids = first_id(number)..=first_id(number + 1) - 1;
+    let ids = first_id(run)..=first_id(run + 1) - 1;
     let mut wrong = violations(&database, ids.clone(), history);
-    let server = &topology.nodes[number % topology.nodes.len()].server;
+    let server = &topology.nodes[run % topology.nodes.len()].server;
     wrong.extend(send_again(server, unknown, history));
     if wrong.is_empty() {
         wrong = violations(&database, ids, history);

@@ -13,7 +13,7 @@ mod stuck_commits;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -145,6 +145,32 @@ fn violations(database: &str, history: &History) -> Vec<String> {
     let stored = plants(database).into_iter();
     let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
     history.violations(&stored)
+}
+
+/// The longest time without a 200 after a failure, from the times of all 200s.
+pub fn longest_gap(times: Vec<Instant>, failed_at: Instant) -> Duration {
+    let (start, end) = ends_of_longest_gap(times, failed_at);
+    end - start
+}
+
+/// The time from a failure to the next 200: to the end of the longest time without one, because responses that were sent before
+/// the failure arrive after it.
+fn end_of_longest_gap(times: Vec<Instant>, failed_at: Instant) -> Duration {
+    let (_, end) = ends_of_longest_gap(times, failed_at);
+    end - failed_at
+}
+
+fn ends_of_longest_gap(mut times: Vec<Instant>, failed_at: Instant) -> (Instant, Instant) {
+    times.push(failed_at);
+    times.sort();
+    let gaps = times.windows(2).map(|pair| (pair[0], pair[1]));
+    let gaps = gaps.filter(|(start, _)| *start >= failed_at);
+    let longest = gaps.max_by_key(|(start, end)| *end - *start);
+    longest.expect("a 200 after the failure")
+}
+
+pub fn maximum(seconds: &[f64]) -> f64 {
+    seconds.iter().copied().fold(f64::NAN, f64::max)
 }
 
 pub fn median(mut seconds: Vec<f64>) -> f64 {

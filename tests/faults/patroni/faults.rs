@@ -4,7 +4,6 @@ use std::thread;
 use std::time::Duration;
 
 use crate::patroni::topology::Topology;
-use crate::random::Random;
 
 /// Longer than Patroni's ttl in the suite, after which a leader that etcd does not know would have been replaced.
 const LONGER_THAN_TTL: Duration = Duration::from_secs(12);
@@ -62,7 +61,7 @@ impl Fault {
             Self::LeaderPaused => [
                 "leader paused",
                 "Patroni: leader paused",
-                "SIGSTOP to everything on the machine until another one is the leader, then SIGCONT",
+                "SIGSTOP to PostgreSQL, Patroni and PgBouncer until another machine is the leader, then SIGCONT",
             ],
             Self::LeaderCutOff => [
                 "leader cut off",
@@ -88,7 +87,7 @@ impl Fault {
             Self::RollingRestart => [
                 "rolling restart of everything",
                 "Patroni: rolling restart of everything",
-                "SIGTERM to etcd, PgBouncer and Patroni on each machine, then to each node",
+                "SIGTERM to etcd, PgBouncer and Patroni on each machine, then to each node; reload of HAProxy",
             ],
         }
     }
@@ -101,9 +100,9 @@ impl Fault {
         )
     }
 
-    /// Causes the failure; returns the machines that it is about.
-    pub fn inject(self, topology: &mut Topology, random: &mut Random, leader: usize) -> Vec<usize> {
-        let run = topology.runs;
+    /// Causes the failure; returns the machines that it is about. The number of the run decides which ones, so that a run can be
+    /// repeated.
+    pub fn inject(self, topology: &mut Topology, number: usize, leader: usize) -> Vec<usize> {
         let synchronous = topology.synchronous_standby(leader);
         let other = 3 - leader - synchronous;
         let machines = &mut topology.machines;
@@ -133,7 +132,7 @@ impl Fault {
                 vec![leader]
             }
             Self::StandbyLost => {
-                let victim = if run.is_multiple_of(2) {
+                let victim = if number.is_multiple_of(2) {
                     synchronous
                 } else {
                     other
@@ -142,12 +141,12 @@ impl Fault {
                 vec![victim]
             }
             Self::EtcdMemberLost => {
-                let victim = random.index(3);
+                let victim = (leader + number) % 3;
                 machines[victim].etcd.kill();
                 vec![victim]
             }
             Self::EtcdMajorityLost => {
-                let remaining = random.index(3);
+                let remaining = (leader + number) % 3;
                 let victims: Vec<_> = (0..3).filter(|at| *at != remaining).collect();
                 for victim in &victims {
                     machines[*victim].etcd.kill();
@@ -166,6 +165,7 @@ impl Fault {
                 for at in 0..topology.nodes.len() {
                     topology.restart_node(at);
                 }
+                topology.balancer.reload();
                 Vec::new()
             }
         }

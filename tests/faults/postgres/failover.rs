@@ -10,7 +10,8 @@ use crate::harness::wait_until;
 use crate::load::{Running, body, outcome_of};
 use crate::postgres::pair::Pair;
 use crate::postgres::{
-    Node, load_both, median, prepare, settle, stop_all, violations, wait_until_acknowledged,
+    Node, end_of_longest_gap, load_both, median, prepare, settle, stop_all, violations,
+    wait_until_acknowledged,
 };
 use crate::random::Random;
 use crate::report::{Progress, Report};
@@ -50,16 +51,6 @@ pub fn failovers(seed: u64, runs: usize, progress: &Progress) -> Report {
         median(seconds)
     );
     report
-}
-
-/// The time from a failure to the next 200: to the end of the longest time without one, because responses that were sent before
-/// the failure arrive after it.
-pub fn end_of_longest_gap(mut times: Vec<Instant>, killed: Instant) -> Duration {
-    times.push(killed);
-    times.sort();
-    let after = times.windows(2).filter(|pair| pair[0] >= killed);
-    let longest = after.max_by_key(|pair| pair[1] - pair[0]);
-    longest.map_or(Duration::MAX, |pair| pair[1] - killed)
 }
 
 /// Without its standby the primary commits locally, but not durably. No add may be acknowledged, not even one whose row

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::checker::{History, Outcome};
 use crate::harness::transport::{Transport, certificate, transport};
-use crate::harness::{PATIENCE, directory, wait_until};
+use crate::harness::{PATIENCE, directory, wait_for_exit, wait_until};
 use crate::load::Load;
 use crate::postgres::cluster::free_port;
 use crate::postgres::database::Database;
@@ -115,7 +116,19 @@ pub struct Balancer {
     pub address: SocketAddr,
     statistics: SocketAddr,
     child: Child,
+    nodes: usize,
+    file: PathBuf,
     _place: TempDir,
+}
+
+fn haproxy(configuration: &Path, more: &[&str]) -> Child {
+    let mut haproxy = Command::new("haproxy");
+    haproxy.args(["-db", "-f"]).arg(configuration).args(more);
+    let quiet = haproxy
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    quiet.spawn().expect("HAProxy is installed: make setup")
 }
 
 impl Balancer {
@@ -167,20 +180,32 @@ frontend statistics
         );
         let file = place.path().join("haproxy.cfg");
         fs::write(&file, configuration).expect("a file");
-        let mut haproxy = Command::new("haproxy");
-        haproxy.args(["-db", "-f"]).arg(file).stdin(Stdio::null());
-        let quiet = haproxy.stdout(Stdio::null()).stderr(Stdio::null());
-        let child = quiet.spawn().expect("HAProxy is installed: make setup");
         let balancer = Self {
             address,
             statistics,
-            child,
+            child: haproxy(&file, &[]),
+            nodes,
+            file,
             _place: place,
         };
-        wait_until("HAProxy gives requests to all nodes", || {
-            (0..nodes).all(|at| balancer.is_up(at))
-        });
+        balancer.wait_until_all_are_up();
         balancer
+    }
+
+    /// As `systemctl reload haproxy` does it: a new process takes over the ports, and the old one ends when it has forwarded the
+    /// responses that it waits for.
+    pub fn reload(&mut self) {
+        let pid = self.child.id().to_string();
+        let new = haproxy(&self.file, &["-sf", &pid]);
+        let mut old = std::mem::replace(&mut self.child, new);
+        wait_for_exit(&mut old);
+        self.wait_until_all_are_up();
+    }
+
+    pub fn wait_until_all_are_up(&self) {
+        wait_until("HAProxy gives requests to all nodes", || {
+            (0..self.nodes).all(|at| self.is_up(at))
+        });
     }
 
     /// Whether the health check of this node passes again.

@@ -10,8 +10,10 @@ use crate::checker::History;
 use crate::harness::postgres::with_client;
 use crate::harness::{Server, directory, run_ok};
 use crate::load::Running;
-use crate::postgres::failover::{end_of_longest_gap, pair};
-use crate::postgres::{Node, load_both, median, settle, stop_all, wait_until_acknowledged};
+use crate::postgres::failover::pair;
+use crate::postgres::{
+    Node, end_of_longest_gap, load_both, maximum, median, settle, stop_all, wait_until_acknowledged,
+};
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
@@ -77,7 +79,7 @@ pub fn stale_primaries(seed: u64, runs: usize, progress: &Progress) -> Report {
             pair = pair.rejoin();
         }
     }
-    let slowest = seconds.iter().copied().fold(0.0, f64::max);
+    let slowest = maximum(&seconds);
     report.note = format!(
         "{:.1} s from the promotion to the next 200 (median; at most {slowest:.1} s), at most {most} connections at a server",
         median(seconds),
