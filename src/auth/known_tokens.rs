@@ -132,6 +132,18 @@ struct Reading {
     failure: Option<(Failure, String)>,
 }
 
+impl Reading {
+    /// Whether a request that waits since `now` can use the result. A reading that started before the connections moved may be of the old
+    /// server, whether it has failed or not.
+    fn is_of_use(&self, now: Instant, age_max: Duration, moves: u64) -> bool {
+        let age_max = match self.failure {
+            None => age_max,
+            Some(_) => Duration::ZERO,
+        };
+        self.started + age_max > now && self.moves == moves
+    }
+}
+
 impl KnownTokens {
     /// Starts the thread, which ends when the result is dropped. The last use of a token is recorded through the writer.
     pub fn start(
@@ -223,15 +235,12 @@ impl KnownTokens {
         self.find(&digest, || Ok(())).await
     }
 
-    /// Waits for a successful reading that started at most `age_max` before `now`, or for the result of one that started later.
+    /// Waits for a successful reading that started at most `age_max` before `now`, or for the failure of one that started later.
     async fn wait_for_reading(&self, now: Instant, age_max: Duration) -> Result<(), AuthError> {
         let mut last_reading = self.last_reading.subscribe();
         self.next_reading.request();
         let reading = last_reading.wait_for(|reading| {
-            let is_recent = reading.started + age_max > now
-                && reading.moves == self.moves.load(Ordering::Relaxed);
-            let is_good = reading.failure.is_none() && is_recent;
-            is_good || reading.started > now
+            reading.is_of_use(now, age_max, self.moves.load(Ordering::Relaxed))
         });
         let failure = match timeout(self.timeout, reading).await {
             Ok(Ok(reading)) => reading.failure.clone(),
@@ -457,5 +466,38 @@ impl KnownToken {
             token: self.record.id,
             allowance,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reading_that_started_before_a_move_to_another_server_is_of_no_use() {
+        let now = Instant::now();
+        let (before, after) = (now - AGE_MAX / 2, now + AGE_MAX);
+        let failure = || Some((Failure::Unavailable, "no connection".to_owned()));
+        for (started, moves, failure, expected) in [
+            (after, 1, None, true),
+            (before, 1, None, true),
+            (now - AGE_MAX, 1, None, false),
+            (after, 1, failure(), true),
+            (before, 1, failure(), false),
+            (after, 0, None, false),
+            (before, 0, None, false),
+            (after, 0, failure(), false),
+        ] {
+            let case = format!(
+                "{:?} {moves} {failure:?}",
+                started.checked_duration_since(now)
+            );
+            let reading = Reading {
+                started,
+                moves,
+                failure,
+            };
+            assert_eq!(reading.is_of_use(now, AGE_MAX, 1), expected, "{case}");
+        }
     }
 }
