@@ -58,29 +58,35 @@ impl Postgres {
     pub(crate) fn open(url: &Url, mode: Mode) -> Result<Self, OpenError> {
         let tls = url.tls.as_ref().map(Tls::load).transpose()?;
         let servers = Servers::new(url.clone(), tls.unwrap_or_default());
-        Self::connect(Arc::new(servers), mode)
+        let mut store = Self::new(Arc::new(servers), mode)?;
+        store.connect(mode)?;
+        Ok(store)
     }
 
-    /// Another connection, which always uses the same server as this one.
+    /// Another connection, which always uses the same server as this one. During an outage it is made later.
     pub(crate) fn another(&self, mode: Mode) -> Result<Self, OpenError> {
-        Self::connect(Arc::clone(&self.client.servers), mode)
+        let mut store = Self::new(Arc::clone(&self.client.servers), mode)?;
+        if self.client.session.is_some() {
+            store.connect(mode)?;
+        }
+        Ok(store)
     }
 
     pub(crate) fn moves(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.client.servers.moves)
     }
 
-    fn connect(servers: Arc<Servers>, mode: Mode) -> Result<Self, OpenError> {
+    /// Without a connection.
+    fn new(servers: Arc<Servers>, mode: Mode) -> Result<Self, OpenError> {
         let (create, timeout) = match mode {
             Mode::Read | Mode::ReadBackup | Mode::Write => (false, COMMAND_TIMEOUT),
             Mode::Create | Mode::Import | Mode::FillBackup => (true, COMMAND_TIMEOUT),
             Mode::Serve { timeout } | Mode::ServeTokens { timeout } => (true, timeout),
         };
-        let is_server = matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. });
-        let database = servers.to_string();
         let runtime = Builder::new_current_thread().enable_all().build();
+        let database = servers.to_string();
         let runtime = runtime.map_err(failed_to("start a runtime for", Path::new(&database)))?;
-        let mut store = Self {
+        Ok(Self {
             runtime: Some(runtime),
             client: RetryingClient {
                 servers,
@@ -88,29 +94,34 @@ impl Postgres {
                 schema_check: SchemaCheck::First { create },
                 session: None,
                 last_backend: None,
-                looks_for_newer: is_server,
+                looks_for_newer: is_server(mode),
                 uses: match mode {
                     Mode::Serve { .. } => Uses::Commits,
                     _ => Uses::Other,
                 },
             },
             id_taken_at: None,
-        };
-        let connected = store.block_on(async |client| {
-            let connect = client.session();
-            match tokio::time::timeout(timeout.max(OPEN_TIMEOUT), connect).await {
+        })
+    }
+
+    /// A server that cannot be reached yet is an error only for a command.
+    fn connect(&mut self, mode: Mode) -> Result<(), OpenError> {
+        let database = self.client.servers.to_string();
+        let connected = self.block_on(async |client| {
+            let timeout = client.timeout.max(OPEN_TIMEOUT);
+            match tokio::time::timeout(timeout, client.session()).await {
                 Ok(session) => session.map(drop),
                 Err(elapsed) => Err(unreachable(&database, elapsed)),
             }
         });
         match connected {
-            Err(OpenError::Unreachable { source, .. }) if is_server => {
+            Err(OpenError::Unreachable { source, .. }) if is_server(mode) => {
                 // The first probe logs this once, for all connections.
                 tracing::debug!(database, cause = %chain(&*source), "the database cannot be reached yet");
+                Ok(())
             }
-            connected => connected?,
+            connected => connected,
         }
-        Ok(store)
     }
 
     /// True if there is no connection, or the server has closed it and that has arrived here, or other connections have left that
@@ -150,6 +161,10 @@ impl Postgres {
     fn execute(&mut self, sql: &str, values: &Values<'_>) -> Result<u64, StoreError> {
         self.run(async |session| session.client.execute_typed(sql, values).await)
     }
+}
+
+fn is_server(mode: Mode) -> bool {
+    matches!(mode, Mode::Serve { .. } | Mode::ServeTokens { .. })
 }
 
 impl Drop for Postgres {
