@@ -120,6 +120,10 @@ impl RetryingClient {
         let warned = session.has_warned();
         match result {
             Ok(Ok(_)) if warned => Err(Failure::Unknown.because("the database has sent a warning")),
+            // A stale primary may have confirmed it, which the newer one does not have.
+            Ok(Ok(_)) if servers.is_outdated(session.timeline) => {
+                Err(Failure::Unknown.because("the database has another primary now"))
+            }
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => Err(classify(&error).because(error)),
             // Never a cancel request: it would turn a commit that waits for its standby into a success.

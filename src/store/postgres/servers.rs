@@ -2,6 +2,7 @@
 //! the writable server with the highest timeline is chosen, all connections of the process move to it together, and a server whose
 //! commits wait for a lost standby gets no further ones.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, Error, Row};
 
-use crate::store::error::OpenError;
+use crate::store::error::{Cause, OpenError};
 use crate::store::postgres::session::{
     ConnectionTask, Session, classify_connect_error, connect, unreachable,
 };
@@ -24,8 +25,7 @@ use crate::store::postgres::url::Url;
 /// A server may accept a connection and never respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the other servers of a URL are waited for after one of them has responded, and after one of them can be used.
-const OTHERS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the other servers of a URL are waited for after one of them can be used. Until then, it is the time limit of a connection.
 const NEWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A statement that takes longer makes its connection look for a newer server, and again after as long.
@@ -139,9 +139,9 @@ impl Servers {
         if let Some(reason) = last.recent_rejection().filter(|_| uses == Uses::Commits) {
             return Err(self.unreachable(reason));
         }
-        // Usually it is the same as for the connection before.
-        let is_one_of_several = |_: &usize| self.url.hosts_len() > 1 && !self.url.is_balanced();
-        let known = match last.host.filter(is_one_of_several) {
+        // Usually it is the same as for the connection before. Later that one may have become a stale primary, so all are asked again.
+        let is_known = last.is_recent() && self.url.hosts_len() > 1 && !self.url.is_balanced();
+        let known = match last.host.filter(|_| is_known) {
             Some(host) => {
                 let known = timeout(NEWER_TIMEOUT, self.candidate(host, 0)).await;
                 known.ok().and_then(Result::ok)
@@ -155,13 +155,14 @@ impl Servers {
         };
         self.found(&candidate);
         let host = candidate.host;
-        let session = Session::new(self.url.to_string(), candidate).await?;
+        let session = Session::new(self.url.shown_for(host), candidate).await?;
         if let Some(earlier) = earlier
             && !session.end_process(earlier).await?
         {
+            last.host = None;
             last.ended_at = Some(Instant::now());
             let reason = last.rejected.insert(self.stuck_commits_at(host));
-            return Err(self.unreachable(reason));
+            return Err(self.unreachable(reason.as_str()));
         }
         Ok(session)
     }
@@ -186,17 +187,19 @@ impl Servers {
     /// Connects to all servers at once, and chooses one.
     async fn search(&self, last: &mut LastSearch, uses: Uses) -> Result<Candidate, OpenError> {
         let hosts = self.url.host_order().into_iter().enumerate();
-        let attempts = hosts.map(|(rank, host)| self.candidate(host, rank));
+        let attempts = hosts.map(async |(rank, host)| (host, self.candidate(host, rank).await));
         let mut attempts: FuturesUnordered<_> = attempts.collect();
         let mut best: Option<Candidate> = None;
-        let mut errors = Vec::new();
+        let mut errors = BTreeMap::new();
         last.rejected = None;
         let mut patience = CONNECT_TIMEOUT;
-        while let Ok(Some(result)) = timeout(patience, attempts.next()).await {
+        while let Ok(Some((host, result))) = timeout(patience, attempts.next()).await {
             match result {
-                Err(error) => errors.push(error),
+                Err(error) => {
+                    errors.insert(host, error);
+                }
                 Ok(candidate) => {
-                    let is_better = |best: &Candidate| self.prefers(&candidate, best);
+                    let is_better = |best: &Candidate| candidate.is_better_than(best);
                     if let Some(reason) = self.reason_against(&candidate, uses) {
                         last.rejected = Some(reason);
                     } else if best.as_ref().is_none_or(is_better) {
@@ -207,14 +210,14 @@ impl Servers {
             patience = if best.is_some() {
                 NEWER_TIMEOUT
             } else {
-                OTHERS_TIMEOUT
+                self.url.connect_timeout().min(CONNECT_TIMEOUT)
             };
         }
         last.ended_at = Some(Instant::now());
         let Some(best) = best else {
             return Err(match &last.rejected {
-                Some(reason) => self.unreachable(reason),
-                None => self.most_telling(errors),
+                Some(reason) => self.unreachable(reason.as_str()),
+                None => self.error_to_report(errors),
             });
         };
         last.host = Some(best.host);
@@ -223,7 +226,7 @@ impl Servers {
     }
 
     async fn candidate(&self, host: usize, rank: usize) -> Result<Candidate, OpenError> {
-        let database = self.url.to_string();
+        let database = self.url.shown_for(host);
         let config = self.url.config_for(host)?;
         let connect = async {
             let (client, connection) = connect(&config, &self.tls).await?;
@@ -247,13 +250,19 @@ impl Servers {
         let identity = candidate.identity.as_ref()?;
         let host = self.url.host_name(candidate.host);
         let timeline = identity.timeline;
-        if let Some(newest) = *self.newest.lock()
-            && timeline.is_older_than(newest)
-        {
-            return Some(format!(
-                "{host} is a stale primary: it is on timeline {}, and this process has used timeline {}",
-                timeline.number, newest.number
-            ));
+        if let Some(newest) = *self.newest.lock() {
+            // The only host may lead to another database: that of an operator who has replaced it.
+            if timeline.system != newest.system && self.url.hosts_len() > 1 {
+                return Some(format!(
+                    "{host} is not a copy of the database that this process has used"
+                ));
+            }
+            if timeline.is_older_than(newest) {
+                return Some(format!(
+                    "{host} is a stale primary: it is on timeline {}, and this process has used timeline {}",
+                    timeline.number, newest.number
+                ));
+            }
         }
         let is_stuck = identity.are_commits_stuck && uses == Uses::Commits;
         is_stuck.then(|| self.stuck_commits_at(candidate.host))
@@ -262,24 +271,6 @@ impl Servers {
     fn stuck_commits_at(&self, host: usize) -> String {
         let host = self.url.host_name(host);
         format!("commits at {host} wait for a synchronous standby that does not confirm them")
-    }
-
-    /// Whether this server is newer than the other, or else comes first. Servers of different systems are not comparable: then the one
-    /// that this process has used.
-    fn prefers(&self, candidate: &Candidate, other: &Candidate) -> bool {
-        match (candidate.timeline(), other.timeline()) {
-            (Some(one), Some(two)) if one.system == two.system && one.number != two.number => {
-                two.is_older_than(one)
-            }
-            (Some(one), Some(two)) if one.system != two.system => {
-                let used = self.newest.lock().map(|newest| newest.system);
-                match used {
-                    Some(used) => one.system == used,
-                    None => candidate.rank < other.rank,
-                }
-            }
-            _ => candidate.rank < other.rank,
-        }
     }
 
     /// All connections move to this server.
@@ -298,18 +289,24 @@ impl Servers {
         }
     }
 
-    /// A server that rejects the connection matters only if no other can be reached later.
-    fn most_telling(&self, errors: Vec<OpenError>) -> OpenError {
+    /// Of the errors of all hosts that have responded, the one that the operator can act on: a rejection, such as of a wrong password. It is
+    /// final only if no other host might accept the connection later.
+    fn error_to_report(&self, errors: BTreeMap<usize, OpenError>) -> OpenError {
         let is_temporary = |error: &OpenError| matches!(error, OpenError::Unreachable { .. });
-        let (temporary, rejections): (Vec<_>, Vec<_>) = errors.into_iter().partition(is_temporary);
-        let mut errors = temporary.into_iter().chain(rejections);
-        errors
-            .next()
-            .unwrap_or_else(|| self.unreachable("it does not respond"))
+        let are_all_here = errors.len() == self.url.hosts_len();
+        let (temporary, rejections): (Vec<_>, Vec<_>) =
+            errors.into_values().partition(is_temporary);
+        let is_final = are_all_here && temporary.is_empty();
+        match (rejections.into_iter().next(), temporary.into_iter().next()) {
+            (Some(rejection), _) if is_final => rejection,
+            (Some(rejection), _) => self.unreachable(rejection),
+            (None, Some(OpenError::Unreachable { source, .. })) => self.unreachable(source),
+            _ => self.unreachable("it does not respond"),
+        }
     }
 
-    fn unreachable(&self, reason: impl fmt::Display) -> OpenError {
-        unreachable(&self.url.to_string(), reason.to_string())
+    fn unreachable(&self, reason: impl Into<Cause>) -> OpenError {
+        unreachable(&self.url.to_string(), reason)
     }
 }
 
@@ -333,6 +330,15 @@ impl Candidate {
     fn timeline(&self) -> Option<Timeline> {
         self.identity.as_ref().map(|identity| identity.timeline)
     }
+
+    /// Whether this server is newer than the other, or else comes first.
+    fn is_better_than(&self, other: &Self) -> bool {
+        match (self.timeline(), other.timeline()) {
+            (Some(one), Some(two)) if one.is_older_than(two) => false,
+            (Some(one), Some(two)) if two.is_older_than(one) => true,
+            _ => self.rank < other.rank,
+        }
+    }
 }
 
 /// None for an engine that does not have all of it, or a role that may not read it.
@@ -354,10 +360,16 @@ fn identity(row: &Row) -> Option<Identity> {
     let number = u32::from_str_radix(wal_file.get(..8)?, 16).ok()?;
     Some(Identity {
         backend: Backend {
-            pid: row.try_get(0).ok()?,
+            pid: process_id(row)?,
             started_at,
         },
         timeline: Timeline { system, number },
         are_commits_stuck: row.try_get(4).ok()?,
     })
+}
+
+/// The first column, which is `pg_backend_pid()`: INT4 in PostgreSQL, INT8 in CockroachDB.
+pub(super) fn process_id(row: &Row) -> Option<i32> {
+    let wide = || row.try_get::<_, i64>(0).ok()?.try_into().ok();
+    row.try_get(0).ok().or_else(wide)
 }

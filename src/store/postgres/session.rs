@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
 use tokio_postgres::error::Severity;
 use tokio_postgres::tls::TlsConnect;
 use tokio_postgres::types::Type;
@@ -18,7 +19,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, Row, Socke
 use crate::store::error::{Cause, OpenError};
 use crate::store::postgres::Values;
 use crate::store::postgres::schema::{self, SchemaCheck};
-use crate::store::postgres::servers::{Backend, Candidate, Timeline, identify};
+use crate::store::postgres::servers::{Backend, Candidate, Timeline, identify, process_id};
 use crate::store::postgres::tls::{Encrypted, Stream, Tls};
 
 /// Before a statement the settings, and the tables, are checked again if the last check is older: they can be changed while a
@@ -48,10 +49,18 @@ const CHECK_SETTINGS: &str = "
     END";
 
 /// Ends the process of an earlier connection that was given up, unless its commit waits for a standby: ended in that wait, its
-/// transaction would become visible. One row if there is such a process; true if it has ended.
+/// transaction would become visible. One row while there is such a process; false if it was not asked to end. (PostgreSQL 13 has no
+/// `pg_terminate_backend` that waits.)
 const END_PROCESS: &str = "
-    SELECT CASE WHEN wait_event = 'SyncRep' THEN FALSE ELSE pg_terminate_backend(pid, 1000) END
+    SELECT CASE WHEN wait_event = 'SyncRep' THEN FALSE ELSE pg_terminate_backend(pid) IS NOT NULL END
     FROM pg_catalog.pg_stat_activity WHERE pid = $1 AND backend_start = $2";
+
+/// How long the end of that process is waited for, and how often it is asked for.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+const END_PAUSE: Duration = Duration::from_millis(20);
+
+/// The time limit for checking a connection again. A server that was paused would otherwise take the whole time of the operation.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct Session {
     /// The URL without password, for error messages.
@@ -98,9 +107,16 @@ impl Session {
 
     /// Checks settings and tables again from time to time. After an error the connection must not be used.
     pub(super) async fn check_again(&mut self) -> Result<(), OpenError> {
+        match timeout(CHECK_TIMEOUT, self.check_what_is_due()).await {
+            Ok(checked) => checked,
+            Err(elapsed) => Err(unreachable(&self.database, elapsed)),
+        }
+    }
+
+    async fn check_what_is_due(&mut self) -> Result<(), OpenError> {
         if self.settings_checked_at.elapsed() >= SETTINGS_CHECK_INTERVAL {
             self.check_settings().await?;
-            if self.backend.is_none() {
+            if self.backend.is_none() && self.timeline.is_some() {
                 // A pooler may use another server by now.
                 let identity = identify(&self.client).await;
                 let identity = identity.map_err(classify_connect_error(&self.database))?;
@@ -142,9 +158,20 @@ impl Session {
             (&earlier.pid, Type::INT4),
             (&earlier.started_at, Type::TIMESTAMPTZ),
         ];
-        let rows = self.client.query_typed(END_PROCESS, values).await;
-        let rows = rows.map_err(classify_connect_error(&self.database))?;
-        Ok(rows.iter().all(|row| row.get(0)))
+        let end = Instant::now() + END_TIMEOUT;
+        loop {
+            let rows = self.client.query_typed(END_PROCESS, values).await;
+            let rows = rows.map_err(classify_connect_error(&self.database))?;
+            let Some(process) = rows.first() else {
+                return Ok(true);
+            };
+            let is_asked = process.try_get(0);
+            let is_asked: bool = is_asked.map_err(classify_connect_error(&self.database))?;
+            if !is_asked || Instant::now() >= end {
+                return Ok(false);
+            }
+            sleep(END_PAUSE).await;
+        }
     }
 
     pub(super) fn clear_warning(&self) {
@@ -165,9 +192,10 @@ impl Session {
     async fn check_settings(&self) -> Result<(), OpenError> {
         let asked_at = Timestamp::now();
         let row = self.client.query_typed_one(CHECK_SETTINGS, &[]).await;
-        let row = row.map_err(classify_connect_error(&self.database))?;
-        compare_clocks(asked_at, row.get(0), Timestamp::now());
-        let problem: Option<String> = row.get(1);
+        let checked = row.and_then(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let (time, problem): (_, Option<String>) =
+            checked.map_err(classify_connect_error(&self.database))?;
+        compare_clocks(asked_at, time, Timestamp::now());
         problem.map_or(Ok(()), |problem| Err(self.must_not_be_used(problem)))
     }
 }
@@ -240,9 +268,10 @@ async fn drive(
 /// false for an engine that has no such function.
 async fn is_direct(client: &Client) -> Result<bool, Error> {
     match client.query_typed_one("SELECT pg_backend_pid()", &[]).await {
-        Ok(row) => Ok(announced_pid(client)
-            .await
-            .is_some_and(|pid| pid == row.get::<_, i32>(0))),
+        Ok(row) => {
+            let announced = announced_pid(client).await;
+            Ok(announced.is_some() && announced == process_id(&row))
+        }
         Err(error) if error.code().is_some() => Ok(false),
         Err(error) => Err(error),
     }

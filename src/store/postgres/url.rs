@@ -320,6 +320,23 @@ impl Url {
         }
     }
 
+    /// Displays the URL as if it had only this host.
+    pub(super) fn shown_for(&self, host: usize) -> String {
+        self.shown(&self.host_name(host))
+    }
+
+    fn shown(&self, hosts: &str) -> String {
+        match self.config.get_dbname() {
+            Some(name) => format!("postgres://{hosts}/{name}"),
+            None => format!("postgres://{hosts}"),
+        }
+    }
+
+    pub(super) fn connect_timeout(&self) -> Duration {
+        let timeout = self.config.get_connect_timeout();
+        timeout.copied().unwrap_or(CONNECT_TIMEOUT)
+    }
+
     /// The indexes of the hosts in the order in which to try them.
     pub(super) fn host_order(&self) -> Vec<usize> {
         let mut order: Vec<_> = (0..self.hosts_len()).collect();
@@ -415,11 +432,7 @@ impl fmt::Display for Url {
         let hosts: Vec<_> = (0..self.hosts_len())
             .map(|host| self.host_name(host))
             .collect();
-        write!(f, "postgres://{}", hosts.join(","))?;
-        match self.config.get_dbname() {
-            Some(name) => write!(f, "/{name}"),
-            None => Ok(()),
-        }
+        f.write_str(&self.shown(&hosts.join(",")))
     }
 }
 
