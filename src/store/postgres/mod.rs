@@ -3,7 +3,8 @@
 
 mod batch;
 mod channel_binding;
-mod password_file;
+mod options;
+mod password;
 mod query;
 mod retry;
 mod rows;
@@ -58,6 +59,12 @@ impl Postgres {
     pub(crate) fn open(url: &Url, mode: Mode) -> Result<Self, OpenError> {
         let tls = url.tls.as_ref().map(Tls::load).transpose()?;
         let servers = Servers::new(url.clone(), tls.unwrap_or_default());
+        if is_server(mode) && url.is_in_clear_text() {
+            tracing::warn!(
+                database = %url,
+                "the connection to the database on another machine is not encrypted; add sslmode=verify-full to --store"
+            );
+        }
         let mut store = Self::new(Arc::new(servers), mode)?;
         store.connect(mode)?;
         Ok(store)

@@ -1,31 +1,54 @@
-//! The password file of libpq: lines of `host:port:database:user:password`. Like libpq, a file that other users can read is not used;
-//! unlike libpq, that is an error, so that the reason does not have to be guessed from a rejected connection.
+//! Where the password of a database comes from. The password file is that of libpq: lines of `host:port:database:user:password`. Like
+//! libpq, a file that other users can read is not used; unlike libpq, that is an error, so that the reason does not have to be guessed
+//! from a rejected connection.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{env, iter};
+
+use tokio_postgres::config::Host;
 
 use crate::store::error::OpenError;
 
 /// Larger than any password file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a line is compared with.
+/// Where PostgreSQL has its Unix socket unless it is configured, by its own default and by that of Debian. A password file calls this host
+/// `localhost`.
+const SOCKET_DIRECTORIES: [&str; 2] = ["/tmp", "/var/run/postgresql"];
+
+/// What the password is for.
 pub(super) struct Login<'a> {
-    pub(super) host: &'a str,
-    pub(super) port: &'a str,
+    pub(super) host: &'a Host,
+    pub(super) port: u16,
     pub(super) database: &'a str,
     pub(super) user: &'a str,
 }
 
-/// The password of the first line that matches: in the file of the URL, else in `PGPASSFILE`, else in `~/.pgpass`, if there is one.
-pub(super) fn password(
-    given: Option<&Path>,
+/// The password of the URL, else of `PGPASSWORD`, else of the password file. An empty one is none.
+pub(super) fn find(
+    in_url: Option<&[u8]>,
+    file: Option<&Path>,
     login: &Login<'_>,
 ) -> Result<Option<Vec<u8>>, OpenError> {
-    let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
+    let in_url = in_url.filter(|password| !password.is_empty());
+    let in_variable = || Some(variable("PGPASSWORD")?.as_bytes().to_vec());
+    match in_url.map(<[u8]>::to_vec).or_else(in_variable) {
+        Some(password) => Ok(Some(password)),
+        None => in_file(file, login),
+    }
+}
+
+fn variable(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The password of the first line that matches: in the file of the URL, else in `PGPASSFILE`, else in `~/.pgpass`, if there is one.
+fn in_file(given: Option<&Path>, login: &Login<'_>) -> Result<Option<Vec<u8>>, OpenError> {
     let named = given.map(Path::to_owned);
     let named = named.or_else(|| variable("PGPASSFILE").map(PathBuf::from));
     let in_home = || Some(PathBuf::from(variable("HOME")?).join(".pgpass"));
@@ -38,7 +61,7 @@ pub(super) fn password(
         Err(ReadError::Io(_)) if !is_named => return Ok(None),
         text => text.map_err(|error| error.about(&path))?,
     };
-    Ok(find(&text, login))
+    Ok(find_line(&text, login))
 }
 
 enum ReadError {
@@ -75,11 +98,23 @@ fn read(path: &Path) -> Result<Vec<u8>, ReadError> {
     fs::read(path).map_err(ReadError::Io)
 }
 
-fn find(text: &[u8], login: &Login<'_>) -> Option<Vec<u8>> {
+fn find_line(text: &[u8], login: &Login<'_>) -> Option<Vec<u8>> {
     let lines = text.split(|byte| *byte == b'\n');
     let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let mut lines = lines.filter(|line| !line.starts_with(b"#"));
-    let wanted = [login.host, login.port, login.database, login.user];
+    let host = match login.host {
+        Host::Tcp(name) => name.as_str().into(),
+        Host::Unix(path)
+            if SOCKET_DIRECTORIES
+                .iter()
+                .any(|known| path == Path::new(known)) =>
+        {
+            "localhost".into()
+        }
+        Host::Unix(path) => path.to_string_lossy(),
+    };
+    let port = login.port.to_string();
+    let wanted = [&*host, &port, login.database, login.user];
     lines.find_map(|line| {
         let mut rest = line;
         for value in wanted {
@@ -122,8 +157,8 @@ mod tests {
     #[test]
     fn the_first_line_that_matches_has_the_password() {
         let login = Login {
-            host: "db.example",
-            port: "5432",
+            host: &Host::Tcp("db.example".to_owned()),
+            port: 5432,
             database: "plants",
             user: "a:b\\c",
         };
@@ -148,7 +183,7 @@ mod tests {
             ("db.example:5432:plants", None),
             ("", None),
         ] {
-            let found = find(text.as_bytes(), &login);
+            let found = find_line(text.as_bytes(), &login);
             assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{text}");
         }
     }
