@@ -46,6 +46,12 @@ impl Fixture {
             .current_dir(place.path())
             .status();
         assert!(status.expect("tar runs").success(), "{archive}");
+        let wal_len = |store| {
+            let wal = place.path().join(store).join("plantstore.db-wal");
+            wal.metadata().map_or(0, |wal| wal.len())
+        };
+        assert!(wal_len("killed") > 0, "{archive}");
+        assert_eq!(wal_len("stopped"), 0, "{archive}");
         Self { version, place }
     }
 
