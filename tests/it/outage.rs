@@ -1,14 +1,14 @@
 //! Outages of the store: detected by the server itself, logged once at the start and once at the end, and reported
 //! consistently in responses, log and metrics.
 
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::harness::tcp_proxy::TcpProxy;
 use crate::harness::{Client, Server, directory, run_ok, wait_until};
 use crate::postgres::{address, url};
 
@@ -39,77 +39,6 @@ fn lines(server: &Server, message: &str) -> Vec<Value> {
 const LOST: &str = "the store does not accept writes";
 const BACK: &str = "the store accepts writes again";
 
-/// A TCP proxy in front of a database that simulates an outage.
-struct Door {
-    address: SocketAddr,
-    database: SocketAddr,
-    open: Option<Open>,
-}
-
-#[derive(Clone, Default)]
-struct Open {
-    is_closed: Arc<AtomicBool>,
-    streams: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Door {
-    fn to(database: SocketAddr) -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = free.local_addr().expect("an address");
-        drop(free);
-        let mut door = Self {
-            address,
-            database,
-            open: None,
-        };
-        door.open();
-        door
-    }
-
-    fn open(&mut self) {
-        let mut listener = None;
-        wait_until("the port is free", || {
-            listener = TcpListener::bind(self.address).ok();
-            listener.is_some()
-        });
-        let listener = listener.expect("just bound");
-        let open = Open::default();
-        self.open = Some(open.clone());
-        let database = self.database;
-        thread::spawn(move || {
-            for near in listener.incoming().map_while(Result::ok) {
-                if open.is_closed.load(Ordering::SeqCst) {
-                    return;
-                }
-                let far = TcpStream::connect(database).expect("the database");
-                let copy = |stream: &TcpStream| stream.try_clone().expect("a socket");
-                let mut streams = open.streams.lock().expect("no panic");
-                streams.extend([copy(&near), copy(&far)]);
-                drop(streams);
-                for (mut from, mut to) in [(copy(&near), copy(&far)), (far, near)] {
-                    thread::spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut to);
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
-                }
-            }
-        });
-    }
-
-    /// Closes every connection; new ones are refused.
-    fn close(&mut self) {
-        let open = self.open.take().expect("it is open");
-        open.is_closed.store(true, Ordering::SeqCst);
-        drop(TcpStream::connect(self.address)); // wakes the thread, which drops the listener
-        wait_until("connections are refused", || {
-            TcpStream::connect(self.address).is_err()
-        });
-        for stream in open.streams.lock().expect("no panic").drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
 fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_log_and_metrics() {
@@ -118,8 +47,8 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
     let token = run_ok(directory.path(), &["token", "create", "a"]);
     let token = token.trim();
     let database = address(&url);
-    let mut door = Door::to(database);
-    let through = url.replace(&database.to_string(), &door.address.to_string());
+    let mut proxy = TcpProxy::to(database);
+    let through = url.replace(&database.to_string(), &proxy.address.to_string());
     let arguments = ["--store", &through, "--store-timeout", "2s"];
     let server = Server::start_in(directory.path(), &arguments);
     let add = |id| server.connect().add(token, plant(id).as_bytes());
@@ -127,7 +56,7 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
     wait_until("it is ready", || server.metric("plantstore_ready") == 1);
 
     for outage in 1..=2 {
-        door.close();
+        proxy.close();
         wait_until("it is not ready", || server.metric("plantstore_ready") == 0);
         assert_eq!(outcome(&server, "unavailable"), 4 * (outage - 1));
         for id in 1..=4 {
@@ -165,7 +94,7 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
         );
         assert_eq!(lines(&server, BACK).len() as u64, outage - 1);
 
-        door.open();
+        proxy.open();
         wait_until("it is ready", || server.metric("plantstore_ready") == 1);
         server.wait_until_ready();
         wait_until("it is logged", || {

@@ -1,7 +1,9 @@
 //! Tests that apply to PostgreSQL only: settings, roles, logins, several nodes, TLS, an unavailable database.
 //! `scripts/with-postgres` runs these, and the tests of both stores, with a temporary server.
 
+mod hosts;
 mod login;
+mod own_server;
 mod pooler;
 mod schema;
 mod settings;
@@ -9,7 +11,7 @@ mod tls;
 mod upgrade;
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::postgres::{store, with_client};
-use crate::harness::{Client, Server, directory, plantstore, run, run_ok, wait_until};
+use crate::harness::tcp_proxy::TcpProxy;
+use crate::harness::{Client, Server, directory, free_port, plantstore, run, run_ok, wait_until};
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
@@ -236,10 +239,8 @@ fn a_node_starts_without_its_database_and_works_when_it_becomes_available() {
     let url = url(directory.path());
     let token = run_ok(directory.path(), &["token", "create", "a"]);
     let database = address(&url);
-    let door = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let way = door.local_addr().expect("an address");
-    drop(door);
-    let through = url.replace(&database.to_string(), &way.to_string());
+    let mut proxy = TcpProxy::closed(database);
+    let through = url.replace(&database.to_string(), &proxy.address.to_string());
     let arguments = ["--store", &through, "--store-timeout", "1s"];
     let server = Server::start_in(directory.path(), &arguments);
     let response = server.ask("/readyz");
@@ -249,21 +250,7 @@ fn a_node_starts_without_its_database_and_works_when_it_becomes_available() {
     let response = server.connect().add(token.trim(), BODY);
     assert_eq!(response.error(), 50303, "{response:?}");
 
-    let door = TcpListener::bind(way).expect("the port is still free");
-    thread::spawn(move || {
-        for near in door.incoming().map_while(Result::ok) {
-            let far = TcpStream::connect(database).expect("the server");
-            for (mut from, mut to) in [
-                (
-                    near.try_clone().expect("a socket"),
-                    far.try_clone().expect("a socket"),
-                ),
-                (far, near),
-            ] {
-                thread::spawn(move || std::io::copy(&mut from, &mut to));
-            }
-        }
-    });
+    proxy.open();
     server.wait_until_ready();
     assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
 }
@@ -278,6 +265,38 @@ fn a_server_that_accepts_connections_but_never_responds_times_out() {
     );
     let sentence = refusal(directory.path(), &["token", "list", "--store", &url]);
     assert!(sentence.contains("cannot be reached"), "{sentence}");
+}
+
+/// With one attempt per connection, this would take many minutes.
+#[test]
+fn a_node_with_many_connections_starts_during_an_outage_after_one_attempt_to_connect() {
+    let directory = directory();
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("an address");
+    let store = format!("postgres://u@{address}/d");
+    let arguments = ["--store", &store, "--store-connections", "64"];
+    let server = Server::start_in(directory.path(), &arguments);
+    assert_eq!(server.ask("/healthz").status, 200);
+    assert_eq!(server.ask("/readyz").status, 503);
+}
+
+#[test]
+fn a_connection_to_another_machine_without_tls_is_logged_as_a_warning() {
+    let directory = directory();
+    let port = free_port();
+    // Not an address of this machine, but connections to it stay on this machine.
+    for (host, options, expected) in [
+        ("0.0.0.0", "", 1),
+        ("0.0.0.0", "?sslmode=require", 0),
+        ("127.0.0.1", "", 0),
+    ] {
+        let store = format!("postgres://u:secret@{host}:{port}/d{options}");
+        let server = Server::start_in(directory.path(), &["--store", &store]);
+        let logged = server.everything_logged();
+        let warnings = logged.matches("is not encrypted; add sslmode=verify-full");
+        assert_eq!(warnings.count(), expected, "{store}: {logged}");
+        assert!(!logged.contains("secret"), "{logged}");
+    }
 }
 
 pub fn address(url: &str) -> SocketAddr {

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod http2;
 pub mod postgres;
 pub mod proxy;
+pub mod tcp_proxy;
 pub mod transport;
 
 use std::fmt::Write as _;

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::harness::{directory, free_port, run_ok};
-use crate::postgres::settings::OwnServer;
+use crate::postgres::own_server::OwnServer;
 use crate::postgres::tls::{EC, certificate, fails, list, succeeds};
 use crate::postgres::{address, sql};
 

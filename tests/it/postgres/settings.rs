@@ -1,61 +1,13 @@
 //! Server settings under which a commit is not durable, and the clock of the server.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 
 use crate::harness::postgres::with_client;
 use crate::harness::{
-    Server, added_within_a_minute, directory, plantstore, run, run_ok, wait_for_exit, wait_until,
+    Server, added_within_a_minute, directory, plantstore, run, run_ok, wait_until,
 };
+use crate::postgres::own_server::OwnServer;
 use crate::postgres::{BODY, SERVE, refusal, says, sql, url};
-
-/// A server of one test, whose settings can be changed.
-pub struct OwnServer {
-    child: Child,
-    pub url: String,
-}
-
-impl OwnServer {
-    pub fn start() -> Self {
-        let mut child = Command::new("scripts/with-postgres")
-            .args(["bash", "-c", "echo \"$TEST_POSTGRES\"; read -r || true"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("scripts/with-postgres runs");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        let url = lines
-            .map_while(Result::ok)
-            .find(|line| line.starts_with("postgres://"));
-        let url = format!("{}/postgres", url.expect("the server starts"));
-        Self { child, url }
-    }
-
-    /// Changes a setting for all open connections, and waits until it is effective.
-    pub fn set(&self, setting: &str, value: &str) {
-        let change = format!("ALTER SYSTEM SET {setting} = '{value}'");
-        // `ALTER SYSTEM` cannot run in a transaction with the reload.
-        sql(&self.url, &change);
-        sql(&self.url, "SELECT pg_reload_conf()");
-        wait_until("the setting is changed", || {
-            with_client(&self.url, async |client| {
-                let row = client
-                    .query_one("SELECT current_setting($1)", &[&setting])
-                    .await;
-                row.expect("a setting").get::<_, &str>(0) == value
-            })
-        });
-    }
-}
-
-impl Drop for OwnServer {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        wait_for_exit(&mut self.child);
-    }
-}
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]

@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 
 use crate::harness::postgres::with_client;
 use crate::harness::transport::Certificate;
-use crate::harness::{directory, output, plantstore, run_ok, wait_until};
-use crate::postgres::settings::OwnServer;
+use crate::harness::{directory, output, plantstore, run_ok};
+use crate::postgres::own_server::OwnServer;
 use crate::postgres::{sql, url};
 
 /// Creates a self-signed certificate, `NAME.crt`, and its key, `NAME.key`. An extension of 127.0.0.1 makes it one of a server.
@@ -32,57 +32,6 @@ pub fn certificate(directory: &Path, name: &str, arguments: &[&str]) -> (PathBuf
 }
 
 pub const EC: [&str; 4] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"];
-
-impl OwnServer {
-    /// Writes a file of the server, as the server.
-    pub fn write(&self, path: &str, text: &str) {
-        let lines = text.trim_end();
-        let copy = format!("COPY (SELECT string_to_table($${lines}$$, E'\\n')) TO '{path}'");
-        sql(&self.url, &copy);
-    }
-
-    pub fn setting(&self, name: &str) -> String {
-        with_client(&self.url, async |client| {
-            let sql = format!("SELECT current_setting('{name}')");
-            client.query_one(&sql, &[]).await.expect("a setting").get(0)
-        })
-    }
-
-    /// Sets how roles log in, with lines of pg_hba.conf; the role `postgres` may always.
-    pub fn allow(&self, lines: &str) {
-        let path = self.setting("hba_file");
-        self.write(&path, &format!("host all postgres all trust\n{lines}"));
-        self.reload();
-    }
-
-    /// Gives the server another certificate.
-    pub fn use_certificate(&self, certificate: &Path, key: &Path) {
-        for (setting, path) in [("ssl_cert_file", certificate), ("ssl_key_file", key)] {
-            let text = fs::read_to_string(path).expect("a PEM file");
-            self.write(&self.setting(setting), &text);
-        }
-        self.reload();
-    }
-
-    /// Reads the configuration files again, and waits until that has been done.
-    fn reload(&self) {
-        let loaded_at = || {
-            with_client(&self.url, async |client| {
-                let sql = "SELECT pg_conf_load_time()::text";
-                let row = client.query_one(sql, &[]).await.expect("a time");
-                row.get::<_, String>(0)
-            })
-        };
-        let before = loaded_at();
-        sql(&self.url, "SELECT pg_reload_conf()");
-        wait_until("the configuration is read again", || loaded_at() != before);
-    }
-
-    /// The URL for a role.
-    pub fn url_of(&self, role: &str) -> String {
-        self.url.replace("postgres@", &format!("{role}@"))
-    }
-}
 
 /// Lists tokens, without passwords or certificates from the environment.
 pub fn list(directory: &Path, store: &str, variables: &[(&str, &str)]) -> Output {
