@@ -1,5 +1,6 @@
 //! Faults of a PostgreSQL cluster under Patroni with etcd, as docs/patroni.md sets it up, and two Plant Store nodes behind HAProxy.
 
+mod archive;
 mod faults;
 mod link;
 mod machine;
@@ -22,6 +23,7 @@ use crate::postgres::{load, longest_gap, maximum, median};
 use crate::random::Random;
 use crate::report::{Progress, Report, violation_of_panic};
 
+use archive::Backup;
 pub use faults::{Fault, LEADER_FAILURES, OTHERS};
 use topology::Topology;
 
@@ -67,6 +69,7 @@ impl Patroni {
         let mut measured = Measured::default();
         // Not given back after a violation or a panic: the next fault has a new cluster.
         let mut topology = self.topology.take().unwrap_or_else(Topology::start);
+        let backup = Backup::new(&topology);
         let first = topology.runs;
         for number in 0..runs {
             let mut history = History::default();
@@ -85,7 +88,12 @@ impl Patroni {
             // A later failover must not have lost plants of an earlier run.
             let leader = topology.wait_until_healthy();
             let ids = first_id(first)..=first_id(topology.runs) - 1;
-            violations(&topology.database(leader), ids, &all)
+            let mut wrong = violations(&topology.database(leader), ids.clone(), &all);
+            acknowledged_by_all(topology, topology.runs - 1, 2, &mut all);
+            let restored = backup.restore(topology);
+            let of_restored = violations(&restored.url(), ids, &all).into_iter();
+            wrong.extend(of_restored.map(|violation| format!("{violation} (after a restore)")));
+            wrong
         });
         report.add(0, 0, wrong);
         if report.wrong.is_empty() {

@@ -1,7 +1,7 @@
 //! One of three machines: etcd, Patroni with its PostgreSQL, and PgBouncer, with the files of `deploy/ha`.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -11,7 +11,8 @@ use crate::patroni::link::Link;
 use crate::patroni::process::Process;
 use crate::patroni::topology::response;
 use crate::postgres::cluster::{
-    children, free_port, is_alive, kill_with_backends, programs, remove_shared_memory, scratch,
+    children, finish, free_port, is_alive, kill_with_backends, programs, remove_shared_memory,
+    scratch, unprivileged,
 };
 
 const ETCD: &str = include_str!("../../../deploy/ha/etcd.env");
@@ -145,6 +146,8 @@ impl Machine {
             .replace("/etc/pgbouncer/", "");
         write("pgbouncer.ini", of_pgbouncer);
         let directory = place.path();
+        // As the guide does it, by the user that runs PostgreSQL.
+        finish(unprivileged(Path::new("mkdir"), directory).arg("archive"));
         Self {
             etcd: Process::new("etcd", &[], etcd, directory),
             patroni: Process::new("patroni", &["patroni.yml"], patroni, directory),
@@ -213,6 +216,11 @@ impl Machine {
     /// Other machines do not reach Patroni.
     pub fn cut_rest(&self, cut: bool) {
         self.to_rest.cut(cut);
+    }
+
+    /// Where PostgreSQL archives its WAL.
+    pub fn archive(&self) -> PathBuf {
+        self.place.path().join("archive")
     }
 
     fn data(&self) -> PathBuf {
