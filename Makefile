@@ -8,7 +8,7 @@ DEB_VERSION := 3.8.0
 FUZZ_VERSION := 0.13.2
 CYCLONEDX_VERSION := 0.5.9
 FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer openssl
-PATRONI_TOOLS := $(FAULT_TOOLS) patroni etcd-server etcd-client
+PATRONI_TOOLS := $(FAULT_TOOLS) patroni etcd-server etcd-client rsync
 
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd

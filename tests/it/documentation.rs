@@ -89,7 +89,7 @@ fn page_high_availability_and_page_copy() {
 /// The ports of the page and of `deploy/ha` are replaced by free ones. Its addresses stay: 127.0.0.2 is an address of this machine
 /// too.
 #[test]
-#[ignore = "takes two minutes; scripts/with-postgres runs it"]
+#[ignore = "takes four minutes; scripts/with-postgres runs it"]
 fn page_patroni() {
     let ports = ["2379", "2380", "8008", "5432", "6432", "8080", "9090"];
     let ports = ports.map(|port| (port, free_port().to_string()));
@@ -109,8 +109,14 @@ fn page_patroni() {
     let variables = [("HA", &*path)];
     assert_eq!(
         markdown::run_unprivileged(&page, directory.path(), &variables),
-        4
+        9
     );
+    // A copy that is not synced does not count as a standby.
+    for number in 1..=3 {
+        let log = directory.path().join(format!("pg{number}/patroni.log"));
+        let log = fs::read_to_string(log).expect("the log of Patroni");
+        assert!(!log.contains("\"pg_basebackup\" is now a synchronous standby"));
+    }
 }
 
 #[test]
