@@ -136,14 +136,14 @@ fn another_database_is_not_used_in_place_of_the_one_that_was_used_before_if_ther
     sql(&other.url, &format!("CREATE DATABASE \"{database}\""));
     let there = with_hosts(&url, &[address(&other.url)]);
     let create = |store: &str| run_ok(path, &["token", "create", "a", "--store", store]);
-    let [token_here, token_there] = [&url, &there].map(|store| create(store));
+    let [token, other_token] = [&url, &there].map(|store| create(store));
 
     let mut first = TcpProxy::to(address(&url));
     let mut second = TcpProxy::closed(address(&other.url));
     let hosts = with_hosts(&url, &[first.address, second.address]);
     let server = Server::start_in(path, &["--store", &hosts, "--store-timeout", "5s"]);
     let add = |server: &Server, token: &str| server.connect().add(token.trim(), BODY).status;
-    wait_until("it uses the first", || add(&server, &token_here) == 200);
+    wait_until("it uses the first", || add(&server, &token) == 200);
     first.close();
     second.open();
     let rejected = format!(
@@ -151,13 +151,11 @@ fn another_database_is_not_used_in_place_of_the_one_that_was_used_before_if_ther
         second.address
     );
     wait_until("it rejects the second", || {
-        assert_ne!(add(&server, &token_there), 200);
+        assert_ne!(add(&server, &other_token), 200);
         server.everything_logged().contains(&rejected)
     });
     first.open();
-    wait_until("it uses the first again", || {
-        add(&server, &token_here) == 200
-    });
+    wait_until("it uses the first again", || add(&server, &token) == 200);
     first.close();
 
     // An operator may replace the only database.
@@ -165,9 +163,9 @@ fn another_database_is_not_used_in_place_of_the_one_that_was_used_before_if_ther
     first.open();
     let only = with_hosts(&url, &[first.address]);
     let server = Server::start_in(path, &["--store", &only, "--store-timeout", "5s"]);
-    wait_until("it uses the first", || add(&server, &token_here) == 200);
+    wait_until("it uses the first", || add(&server, &token) == 200);
     first.close();
     first.server = address(&other.url);
     first.open();
-    wait_until("it uses the second", || add(&server, &token_there) == 200);
+    wait_until("it uses the second", || add(&server, &other_token) == 200);
 }
