@@ -7,8 +7,7 @@ DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 FUZZ_VERSION := 0.13.2
 CYCLONEDX_VERSION := 0.5.9
-FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer openssl
-PATRONI_TOOLS := $(FAULT_TOOLS) patroni etcd-server etcd-client rsync
+FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer patroni etcd-server etcd-client openssl
 
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
@@ -38,6 +37,7 @@ tests-sqlite:
 
 tests-postgres:
 	@$(PART) it-postgres $(LABEL)
+	@$(PART) faults-patroni $(LABEL)
 
 checks:
 	@$(NICE) $(PART) build deny lint docs $(LABEL)
@@ -46,12 +46,12 @@ checks:
 # Needs only Rust and a C compiler.
 check: fmt lint docs
 
-# Installs the tools of the tests: curl and sqlite3 (commands in README.md), strace, libfaketime, PostgreSQL, PgBouncer and HAProxy
-# (faults), openssl (certificates), Python (Schemathesis), promtool (metrics), nginx and Caddy (configurations in the docs),
-# Node.js and Chromium (docs page), h2load and wrk (clients over TLS), certbot and Pebble (ACME), an identity provider (JWTs). The
-# full-disk fault mounts a tmpfs, which needs root or sudo.
+# Installs the tools of the tests: curl, sqlite3 and rsync (commands in README.md and docs/), strace, libfaketime, PostgreSQL,
+# PgBouncer, Patroni, etcd and HAProxy (faults), openssl (certificates), Python (Schemathesis), promtool (metrics), nginx and
+# Caddy (configurations in the docs), Node.js and Chromium (docs page), h2load and wrk (clients over TLS), certbot and Pebble
+# (ACME), an identity provider (JWTs). The full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
-	@scripts/install-missing curl sqlite3 $(FAULT_TOOLS) python3 python3-venv nodejs npm chromium nghttp2-client wrk certbot pebble
+	@scripts/install-missing curl sqlite3 rsync $(FAULT_TOOLS) python3 python3-venv nodejs npm chromium nghttp2-client wrk certbot pebble
 	@scripts/npm-install tests/oidc
 
 fmt:
@@ -104,7 +104,7 @@ it-http2:
 	TRANSPORT=http2 $(CARGO) test --locked --test it -- $(ON_ALL_TRANSPORTS) --skip ::plaintext:: --skip ::http1::
 
 it-postgres:
-	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database --skip page_patroni
+	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database
 
 # The docs page in Chromium; screenshots are in target/docs-page.
 browser: build
@@ -123,16 +123,14 @@ faults-sample:
 	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 
-# A cluster under Patroni: its guide, and some faults once, in about four minutes. Not yet part of `make test`.
+# A cluster under Patroni: some faults once, each with a restore of its backup. About two minutes.
 faults-patroni:
-	@scripts/install-missing $(PATRONI_TOOLS)
-	$(CARGO) test --locked --test it -- --include-ignored documentation::page_patroni
 	$(CARGO) test --locked --test faults -- --patroni-only --leader-failures 3 --patroni-each 1 \
 	  --only "leader's PostgreSQL killed,leader killed,replica lost,switchover"
 
 # All of them: 30 failures of the leader and 10 of each other fault; about 45 minutes. Writes the table of docs/reliability.md.
 faults-patroni-all:
-	@scripts/install-missing $(PATRONI_TOOLS)
+	@scripts/install-missing $(FAULT_TOOLS)
 	$(CARGO) test --release --locked --test faults -- --patroni-only --leader-failures 30 --patroni-each 10 --publish
 
 # The faults that depend most on how clients connect, over TLS and over HTTP/2.
