@@ -1,91 +1,73 @@
-//! A backup of the cluster: a base backup of the leader, and the WAL that all machines archive. Together they have to contain every
-//! acknowledged plant, whichever machines have failed in between.
+//! A backup of the cluster with the scripts of `deploy/ha`: a base backup, and the WAL that all machines archive. Together they have to
+//! contain every acknowledged plant, whichever machines have failed in between.
 
 use std::fs;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::Path;
+
+use tempfile::TempDir;
 
 use crate::harness::postgres::with_client;
 use crate::harness::{directory, run_ok, wait_until};
-use crate::patroni::machine::Machine;
 use crate::patroni::topology::Topology;
-use crate::postgres::cluster::{Postgres, free_port};
+use crate::postgres::cluster::{Postgres, finish, programs, scratch, unprivileged};
 
-/// Timeline and position, in hexadecimal.
-const SEGMENT_NAME_LEN: usize = 24;
+const BASE_BACKUP: &str = include_str!("../../../deploy/ha/base-backup.sh");
+const RESTORE: &str = include_str!("../../../deploy/ha/restore.sh");
 
-/// A base backup, on which a server can be started.
+/// The machine with the backups.
 pub struct Backup {
-    server: Postgres,
+    place: TempDir,
 }
 
 impl Backup {
+    /// Makes a base backup. WAL that was archived before is deleted.
     pub fn new(topology: &Topology) -> Self {
-        let leader = topology.wait_until_healthy();
-        let port = topology.machines[leader].ports.postgres;
-        let from = format!("host=127.0.0.1 port={port} user=replicator password=change-me-2");
-        let earlier = segments(topology);
-        let server = Postgres::base_backup(&from, free_port(), &[]);
-        // It starts with a new segment. Without this, the archives of a long run would fill the disk.
-        for segment in earlier {
-            fs::remove_file(segment).expect("a file");
+        topology.wait_until_healthy();
+        let place = scratch();
+        let run = |program: &str, arguments: &[&str]| {
+            finish(unprivileged(Path::new(program), place.path()).args(arguments));
+        };
+        run("mkdir", &["-p", "backups/wal"]);
+        for (number, machine) in (1..).zip(&topology.machines) {
+            // In place of moving the files to this machine.
+            let archive = machine.archive().display().to_string();
+            run("ln", &["-s", &archive, &format!("backups/wal/pg{number}")]);
         }
-        Self { server }
+        for (name, script) in [("base-backup.sh", BASE_BACKUP), ("restore.sh", RESTORE)] {
+            fs::write(place.path().join(name), script).expect("a file");
+        }
+        let machines = topology.machines.iter();
+        let ports: Vec<_> = machines
+            .map(|machine| machine.ports.postgres.to_string())
+            .collect();
+        let mut backup = unprivileged(Path::new("sh"), place.path());
+        backup
+            .args(["base-backup.sh", "backups"])
+            .env("PG_BIN_DIR", programs())
+            .env("PGHOST", ["127.0.0.1"; 3].join(","))
+            .env("PGPORT", ports.join(","))
+            .env("PGUSER", "replicator")
+            .env("PGPASSWORD", "change-me-2");
+        finish(&mut backup);
+        Self { place }
     }
 
     /// Waits until everything that is committed is archived, and restores it on a server of its own, which `plantstore check` verifies.
-    pub fn restore(mut self, topology: &Topology) -> Postgres {
+    pub fn restore(self, topology: &Topology) -> Postgres {
         let leader = topology.wait_until_healthy();
         let segment = end_segment(&topology.database(leader));
-        for (at, machine) in topology.machines.iter().enumerate() {
+        for (number, machine) in (1..).zip(&topology.machines) {
             let file = machine.archive().join(&segment);
-            wait_until(&format!("pg{} archives {segment}", at + 1), || {
-                file.exists()
-            });
+            wait_until(&format!("pg{number} archives {segment}"), || file.exists());
         }
-
-        let archives = topology.machines.iter().map(Machine::archive);
-        let archives: Vec<_> = archives.map(|path| path.display().to_string()).collect();
-        let archives = archives.join(" ");
-        let data = self.server.data();
-        fs::write(data.join("recovery.signal"), "").expect("a file");
-        // The settings of Patroni name the file of the machine of which this is a copy.
-        let hba_file = data.join("pg_hba.conf");
-        fs::write(&hba_file, "host all all 127.0.0.1/32 trust\n").expect("a file");
-        let settings = fs::OpenOptions::new()
-            .append(true)
-            .open(data.join("postgresql.auto.conf"));
-        // It accepts connections when the recovery has ended, archives nothing, and has no standby.
-        writeln!(
-            settings.expect("a file"),
-            "hba_file = '{}'
-hot_standby = off
-archive_mode = off
-synchronous_standby_names = ''
-recovery_target_timeline = latest
-restore_command = 'for archive in {archives}; do cp $archive/%f %p 2>/dev/null && exit; done; exit 1'",
-            hba_file.display(),
-        )
-        .expect("a file");
-        self.server.start();
-        run_ok(
-            directory().path(),
-            &["check", "--store", &self.server.url()],
-        );
-        self.server
+        let mut restore = unprivileged(Path::new("sh"), self.place.path());
+        finish(restore.args(["restore.sh", "backups", "data"]));
+        let hba = self.place.path().join("data/pg_hba.conf");
+        fs::write(hba, "host all all 127.0.0.1/32 trust\n").expect("a file");
+        let server = Postgres::start_in(self.place);
+        run_ok(directory().path(), &["check", "--store", &server.url()]);
+        server
     }
-}
-
-/// The archived WAL of all machines, without the files that describe timelines.
-fn segments(topology: &Topology) -> Vec<PathBuf> {
-    let archives = topology.machines.iter().map(Machine::archive);
-    let files = archives.flat_map(|archive| fs::read_dir(archive).expect("a directory"));
-    let files = files.map(|file| file.expect("an entry").path());
-    let is_segment = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default();
-        name.len() == SEGMENT_NAME_LEN
-    };
-    files.filter(is_segment).collect()
 }
 
 /// Ends the current WAL segment, which would be archived when it is full; returns its name.

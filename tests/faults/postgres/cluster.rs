@@ -54,23 +54,25 @@ impl Postgres {
 
     /// A streaming standby of this server.
     pub fn start_standby(primary: &Self, port: u16) -> Self {
+        let mut server = Self::new(port);
+        let mut copy = server.command("pg_basebackup");
         let from = format!("host=127.0.0.1 port={} user=postgres", primary.port);
-        let mut server = Self::base_backup(&from, port, &["-R"]);
+        copy.args(["-D", "data", "-R", "--checkpoint=fast", "--no-sync", "-d"])
+            .arg(from);
+        finish(&mut copy);
         server.start();
         server
     }
 
-    /// A copy of another server, which is not started.
-    pub fn base_backup(from: &str, port: u16, more: &[&str]) -> Self {
-        let server = Self::new(port);
-        let mut copy = server.command("pg_basebackup");
-        copy.args(["-D", "data", "--checkpoint=fast", "--no-sync", "-d", from]);
-        finish(copy.args(more));
+    /// On the files in `data` of this directory.
+    pub fn start_in(place: TempDir) -> Self {
+        let mut server = Self {
+            place,
+            port: free_port(),
+            child: None,
+        };
+        server.start();
         server
-    }
-
-    pub fn data(&self) -> PathBuf {
-        self.place.path().join("data")
     }
 
     fn new(port: u16) -> Self {
@@ -203,7 +205,7 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill();
-        remove_shared_memory(&self.data());
+        remove_shared_memory(&self.place.path().join("data"));
     }
 }
 
