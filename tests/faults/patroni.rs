@@ -19,7 +19,7 @@ use crate::checker::{History, Outcome, Sent};
 use crate::harness::postgres::plants_in;
 use crate::harness::{Client, HANG, PATIENCE, wait_until};
 use crate::load::{Load, body, outcome_of, send_again};
-use crate::postgres::{load, longest_gap, maximum, median};
+use crate::postgres::{Node, load, longest_gap, maximum, median};
 use crate::random::Random;
 use crate::report::{Progress, Report, violation_of_panic};
 
@@ -89,7 +89,7 @@ impl Patroni {
             let leader = topology.wait_until_healthy();
             let ids = first_id(first)..=first_id(topology.runs) - 1;
             let mut wrong = violations(&topology.database(leader), ids.clone(), &all);
-            acknowledged_by_all(topology, topology.runs - 1, 2, &mut all);
+            acknowledged_by(&topology.nodes, topology.runs - 1, 2, &mut all);
             let restored = backup.restore(topology);
             let of_restored = violations(&restored.url(), ids, &all).into_iter();
             wrong.extend(of_restored.map(|violation| format!("{violation} (after a restore)")));
@@ -150,11 +150,17 @@ fn run(
     let failed_at = Instant::now();
     let victims = fault.inject(topology, number, leader);
     fault.wait(topology, &victims);
-    acknowledged_by_all(topology, run, 0, history);
-    measured.both.push(failed_at.elapsed().as_secs_f64());
+    let in_service = fault.nodes_in_service(topology);
+    let is_degraded = in_service.len() < topology.nodes.len();
+    acknowledged_by(in_service, run, 0, history);
+    let mut both = failed_at.elapsed();
     fault.heal(topology, &victims);
     let leader = topology.wait_until_healthy();
-    acknowledged_by_all(topology, run, 1, history);
+    acknowledged_by(&topology.nodes, run, 1, history);
+    if is_degraded {
+        both = failed_at.elapsed();
+    }
+    measured.both.push(both.as_secs_f64());
     let healed_at = Instant::now();
     wait_until("HAProxy forwards a 200 again", || {
         running.stored().last().is_some_and(|at| *at > healed_at)
@@ -176,10 +182,10 @@ fn run(
     wrong
 }
 
-/// Waits until each node has acknowledged an add that was sent after this call.
-fn acknowledged_by_all(topology: &Topology, run: usize, phase: i64, history: &mut History) {
+/// Waits until each of these nodes has acknowledged an add that was sent after this call.
+fn acknowledged_by(nodes: &[Node], run: usize, phase: i64, history: &mut History) {
     thread::scope(|scope| {
-        let nodes = (0..).zip(&topology.nodes);
+        let nodes = (0..).zip(nodes);
         let waits: Vec<_> = nodes
             .map(|(at, node)| {
                 let id = first_id(run) + FIRST_SINGLE_ID + phase * 10 + at;

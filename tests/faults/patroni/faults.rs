@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::patroni::topology::Topology;
+use crate::harness::wait_until;
+use crate::patroni::topology::{NODE_OF_PGBOUNCER, Topology};
+use crate::postgres::Node;
 
 /// Longer than Patroni's ttl in the suite, after which a leader that etcd does not know would have been replaced.
 const LONGER_THAN_TTL: Duration = Duration::from_secs(12);
@@ -18,6 +20,7 @@ pub enum Fault {
     StandbyLost,
     EtcdMemberLost,
     EtcdMajorityLost,
+    PgBouncerKilled,
     Switchover,
     RollingRestart,
 }
@@ -29,12 +32,13 @@ pub const LEADER_FAILURES: [Fault; 3] = [
     Fault::LeaderMachineKilled,
 ];
 
-pub const OTHERS: [Fault; 7] = [
+pub const OTHERS: [Fault; 8] = [
     Fault::LeaderPaused,
     Fault::LeaderCutOff,
     Fault::StandbyLost,
     Fault::EtcdMemberLost,
     Fault::EtcdMajorityLost,
+    Fault::PgBouncerKilled,
     Fault::Switchover,
     Fault::RollingRestart,
 ];
@@ -82,6 +86,11 @@ impl Fault {
                 "etcd majority lost",
                 "Patroni: etcd majority lost",
                 "kill -9 of two of three, for longer than Patroni's ttl",
+            ],
+            Self::PgBouncerKilled => [
+                "PgBouncer killed",
+                "Patroni: PgBouncer killed",
+                "kill -9 of that of the leader and of all three in turn, until its node is not ready; the other node goes on",
             ],
             Self::Switchover => ["switchover", "Patroni: switchover", "patronictl switchover"],
             Self::RollingRestart => [
@@ -153,6 +162,18 @@ impl Fault {
                 }
                 victims
             }
+            Self::PgBouncerKilled => {
+                // Those of the standbys do not help: nothing can be added there.
+                let victims = if number.is_multiple_of(2) {
+                    vec![leader]
+                } else {
+                    vec![leader, synchronous, other]
+                };
+                for victim in &victims {
+                    machines[*victim].pgbouncer.kill();
+                }
+                victims
+            }
             Self::Switchover => {
                 topology.switch_over(leader, synchronous);
                 vec![leader]
@@ -171,7 +192,15 @@ impl Fault {
         }
     }
 
-    /// Waits until the fault has its full effect. After that, both nodes have to acknowledge adds while it lasts.
+    /// The nodes that have to acknowledge adds while the fault lasts.
+    pub fn nodes_in_service(self, topology: &Topology) -> &[Node] {
+        match self {
+            Self::PgBouncerKilled => &topology.nodes[..NODE_OF_PGBOUNCER],
+            _ => &topology.nodes,
+        }
+    }
+
+    /// Waits until the fault has its full effect.
     pub fn wait(self, topology: &Topology, victims: &[usize]) {
         match self {
             Self::LeaderPatroniKilled
@@ -182,6 +211,9 @@ impl Fault {
             Self::StandbyLost | Self::EtcdMemberLost | Self::EtcdMajorityLost => {
                 thread::sleep(LONGER_THAN_TTL);
             }
+            Self::PgBouncerKilled => wait_until("the node of PgBouncer is not ready", || {
+                !topology.balancer.is_up(NODE_OF_PGBOUNCER)
+            }),
             Self::LeaderPostgresKilled | Self::RollingRestart => {}
         }
         if self == Self::LeaderPatroniKilled {
@@ -202,6 +234,7 @@ impl Fault {
                 Self::LeaderPaused => machine.resume(),
                 Self::LeaderCutOff => machine.cut_off(false),
                 Self::EtcdMemberLost | Self::EtcdMajorityLost => machine.etcd.start(),
+                Self::PgBouncerKilled => machine.pgbouncer.start(),
             }
         }
         if self == Self::LeaderCutOff {

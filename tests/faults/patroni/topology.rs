@@ -21,6 +21,9 @@ const HAPROXY: &str = include_str!("../../../deploy/ha/haproxy.cfg");
 /// A machine that is paused accepts connections and does not respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The index of the last node, which is the one that uses PgBouncer.
+pub const NODE_OF_PGBOUNCER: usize = 1;
+
 pub struct Topology {
     // Dropped in this order.
     pub balancer: Balancer,
