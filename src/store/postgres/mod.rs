@@ -62,7 +62,7 @@ impl Postgres {
         if is_server(mode) && url.is_in_clear_text() {
             tracing::warn!(
                 database = %url,
-                "the connection to the database on another machine is not encrypted; add sslmode=verify-full to --store"
+                "the connection to the database on another machine is not encrypted; add sslmode=verify-full&sslrootcert=FILE to --store"
             );
         }
         let mut store = Self::new(Arc::new(servers), mode)?;

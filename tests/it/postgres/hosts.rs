@@ -78,8 +78,8 @@ fn a_host_that_accepts_connections_but_never_responds_does_not_delay_the_use_of_
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let silent = listener.local_addr().expect("an address");
     for hosts in [[silent, address(&url)], [address(&url), silent]] {
-        let store = with_hosts(&url, &hosts);
-        // Half of the time limit of a connection.
+        let store = format!("{}?connect_timeout=10", with_hosts(&url, &hosts));
+        // Half of the time for which the other would be waited for if none could be used.
         let arguments = ["--store", &store, "--store-timeout", "5s"];
         let server = Server::start_in(directory.path(), &arguments);
         wait_until("it adds plants", || server.add(BODY).status == 200);
