@@ -7,17 +7,14 @@ mod machine;
 mod process;
 mod topology;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::checker::{History, Outcome, Sent};
-use crate::harness::postgres::plants_in;
-use crate::harness::{Client, HANG, PATIENCE, wait_until};
+use crate::harness::{Client, HANG, PATIENCE, directory, run_ok, wait_until};
 use crate::load::{Load, body, outcome_of, send_again};
 use crate::postgres::{Node, load, longest_gap, maximum, median};
 use crate::random::Random;
@@ -88,10 +85,12 @@ impl Patroni {
             // A later failover must not have lost plants of an earlier run.
             let leader = topology.wait_until_healthy();
             let ids = first_id(first)..=first_id(topology.runs) - 1;
-            let mut wrong = violations(&topology.database(leader), ids.clone(), &all);
+            let database = topology.database(leader);
+            let mut wrong = all.violations_at(&database, ids.clone());
+            run_ok(directory().path(), &["check", "--store", &database]);
             acknowledged_by(&topology.nodes, topology.runs - 1, 2, &mut all);
             let restored = backup.restore(topology);
-            let of_restored = violations(&restored.url(), ids, &all).into_iter();
+            let of_restored = all.violations_at(&restored.url(), ids).into_iter();
             wrong.extend(of_restored.map(|violation| format!("{violation} (after a restore)")));
             wrong
         });
@@ -173,11 +172,11 @@ fn run(
     measured.unknown += unknown.len();
     let database = topology.database(leader);
     let ids = first_id(run)..=first_id(run + 1) - 1;
-    let mut wrong = violations(&database, ids.clone(), history);
+    let mut wrong = history.violations_at(&database, ids.clone());
     let server = &topology.nodes[run % topology.nodes.len()].server;
     wrong.extend(send_again(server, unknown, history));
     if wrong.is_empty() {
-        wrong = violations(&database, ids, history);
+        wrong = history.violations_at(&database, ids);
     }
     wrong
 }
@@ -218,10 +217,4 @@ fn acknowledged(address: SocketAddr, token: &str, plant: &Sent) -> History {
         );
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn violations(database: &str, ids: RangeInclusive<i64>, history: &History) -> Vec<String> {
-    let stored = plants_in(database, ids).into_iter();
-    let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
-    history.violations(&stored)
 }

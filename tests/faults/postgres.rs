@@ -10,7 +10,6 @@ mod pair;
 mod proxy;
 mod stuck_commits;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -18,7 +17,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::checker::History;
-use crate::harness::postgres::plants;
 use crate::harness::{Server, directory, plantstore, run_ok, wait_until};
 use crate::load::{Load, Running, send_again};
 use crate::random::Random;
@@ -142,9 +140,7 @@ fn settle(database: &str, server: &Server, run: History, all: &mut History) -> V
 }
 
 fn violations(database: &str, history: &History) -> Vec<String> {
-    let stored = plants(database).into_iter();
-    let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
-    history.violations(&stored)
+    history.violations_at(database, i64::MIN..=i64::MAX)
 }
 
 /// The longest time without a 200 after a failure, from the times of all 200s.

@@ -1,6 +1,5 @@
 //! Accidents with PostgreSQL: tables of other applications, locks of other sessions, weaker durability settings, an outage.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::net::TcpStream;
@@ -16,7 +15,6 @@ use tempfile::TempDir;
 
 use crate::accidents::{Case, Ran, Row, STOP_LIMIT, is_error_message, within};
 use crate::checker::Outcome;
-use crate::harness::postgres::plants;
 use crate::harness::{Server, directory, wait_until};
 use crate::postgres::cluster::{Postgres, free_port};
 
@@ -77,9 +75,9 @@ fn schema(postgres: &Postgres) -> String {
 }
 
 fn complete(case: &mut Case, postgres: &Postgres) {
-    let stored = plants(&postgres.url()).into_iter();
-    let stored: BTreeMap<_, _> = stored.map(|(id, name, tag)| (id, (name, tag))).collect();
-    let problems = case.history.violations(&stored);
+    let problems = case
+        .history
+        .violations_at(&postgres.url(), i64::MIN..=i64::MAX);
     case.problems.extend(problems.into_iter().take(3));
 }
 

@@ -42,11 +42,10 @@ pub fn plants(store: &str) -> Vec<(i64, String, Option<String>)> {
     plants_in(store, i64::MIN..=i64::MAX)
 }
 
-/// The stored plants with these ids.
+/// The stored plants with these ids. `id + 0` is not indexed, so the table is read: a damaged index could hide rows of it.
 pub fn plants_in(store: &str, ids: RangeInclusive<i64>) -> Vec<(i64, String, Option<String>)> {
     with_client(store, async |client| {
-        let sql =
-            "SELECT id, name, tag FROM plantstore.plants WHERE id BETWEEN $1 AND $2 ORDER BY id";
+        let sql = "SELECT id, name, tag FROM plantstore.plants WHERE id + 0 BETWEEN $1 AND $2 ORDER BY id + 0";
         let rows = client.query(sql, &[ids.start(), ids.end()]).await;
         let rows = rows.expect("rows");
         let plant = |row: &tokio_postgres::Row| {
