@@ -6,6 +6,9 @@
 # BACKUPS is the directory that base-backup.sh was given. DATA_DIRECTORY is created. When PostgreSQL is started on it, it recovers to
 # TIME, or without TIME to the end of the archived WAL, and then accepts connections. BACKUPS is only read. TIME is anything that
 # date --date accepts; give the time zone: '2026-11-17 18:51:08+00'.
+#
+# Without TIME, the last archived file is printed. PostgreSQL logs "restored log file" with that name; otherwise WAL before it is
+# missing, and the recovery has ended there.
 set -eu
 umask 077
 export LC_ALL=C
@@ -26,6 +29,8 @@ before=9999
 if [ $# -eq 3 ]; then
   target=$(date -u --date="$3" '+%Y-%m-%d %H:%M:%S.%6N+00') || fail "not a time: $3"
   before=$(date -u --date="$3" +%Y-%m-%dT%H:%M:%SZ)
+  # The end of the WAL comes before it, so the recovery would fail.
+  expr "$before" '<=' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" >/dev/null || fail "$3 is in the future"
 fi
 
 # The newest backup that ended before that second.
@@ -37,18 +42,27 @@ for backup in "$backups"/base/????-??-??T??:??:??Z; do
 done
 [ -n "$name" ] || fail "there is no backup in $backups/base${target:+ from before $target}"
 
+files=$(ls "$backups"/wal/*/) || fail "$backups/wal cannot be read (to restore a backup without archived WAL, create an empty directory there)"
+# The last segment of the newest timeline, or its history if it has no segment yet.
+newest=$(echo "$files" | grep -Ex '[0-9A-F]{8}(\.history|[0-9A-F]{16})' | cut -c 1-8 | sort | tail -n 1)
+last=$(echo "$files" | grep -Ex "$newest(\.history|[0-9A-F]{16})" | sort | tail -n 1)
+
 # The data directory has its name only when it is complete.
 rm -rf "$2.unfinished"
 cp -R --preserve=mode,timestamps "$backups/base/$name" "$2.unfinished"
 cd "$2.unfinished"
 # Patroni's settings of the member that the backup was made from: its addresses, its leader, its standbys. With them this server
-# would follow the running cluster, or wait for its standbys.
-rm -f standby.signal postgresql.auto.conf
-# Recovery continues with the next directory if one does not have a file: no member has archived all of them. A file that cannot be
-# read ends the recovery with an error (exit code 255) instead of being taken for the end of the WAL.
+# would follow the running cluster, or wait for its standbys. PostgreSQL complains if postgresql.auto.conf is missing.
+rm -f standby.signal
+: >postgresql.auto.conf
+# Recovery continues with the next directory if one does not have a file: no member has archived all of them. A directory or a file that
+# cannot be read ends the recovery with an error (exit code 255) instead of being taken for the end of the WAL.
+#
+# Of the last segment of a timeline there can be two files. A member that was promoted archives FILE.partial, which ends where its own
+# timeline begins. FILE can be that of the old leader, with what it wrote after that and never acknowledged. So the first is preferred.
 cat >postgresql.conf <<END
 # Written by restore.sh for the recovery. Patroni replaces this file.
-restore_command = 'for file in $backups/wal/*/%f; do if [ -e "\$file" ]; then cp "\$file" "%p" || exit 255; exit 0; fi; done; exit 1'
+restore_command = 'ls $backups/wal/*/ >/dev/null || exit 255; for file in $backups/wal/*/%f.partial $backups/wal/*/%f; do if [ -e "\$file" ]; then cp "\$file" "%p" || exit 255; exit 0; fi; done; exit 1'
 recovery_target_action = promote
 # No connections until the recovery has ended.
 hot_standby = off
@@ -59,4 +73,4 @@ END
 touch recovery.signal
 cd - >/dev/null
 mv "$2.unfinished" "$2"
-echo "$2: backup $name, to be recovered to ${target:-the end of the archived WAL}"
+echo "$2: backup $name, to be recovered to ${target:-the end of the archived WAL${last:+, $last}}"

@@ -10,6 +10,7 @@ mod backup_files;
 )]
 mod breaks;
 mod clock;
+mod cluster_backup;
 mod command_line;
 mod connections;
 mod contract;
