@@ -351,8 +351,8 @@ fn read_changes(mut store: Store, tokens: &Weak<KnownTokens>, next_reading: &Nex
         let started = Instant::now();
         let minute = Timestamp::now().as_second().div_euclid(60);
         let moves_before = moves.load(Ordering::SeqCst);
-        if moves_before != moves_read {
-            // Another server may have another event with that number.
+        if moves_before != moves_read || has_failed {
+            // Another server, or one that was restored, may have another event with that number.
             last_event = None;
         }
         let changes = panic::catch_unwind(AssertUnwindSafe(|| store.token_changes(last_event)));

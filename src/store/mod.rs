@@ -118,10 +118,10 @@ impl Store {
     ) -> Result<Vec<Self>, OpenError> {
         let mode = Mode::Serve { timeout };
         let mut stores = vec![Self::open(location, mode)?];
-        while let Self::Postgres(first) = &stores[0]
+        while let Some(Self::Postgres(last)) = stores.last()
             && stores.len() < connections
         {
-            let another = first.another(mode)?;
+            let another = last.another(mode)?;
             stores.push(Self::Postgres(Box::new(another)));
         }
         Ok(stores)

@@ -2,6 +2,7 @@
 //! different plants with one id, and the first of them was not stored, two more statements find out whether another of them is
 //! the stored one.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -121,7 +122,14 @@ impl Postgres {
         first.dedup_by_key(|addition| addition.plant.id);
         let outcomes = match self.insert(&first)? {
             Stored::AllAdded if first.len() == batch.len() => vec![Outcome::Added; batch.len()],
-            stored => self.outcomes(batch, &first, stored)?,
+            stored => {
+                let outcomes = self.outcomes(batch, &first, stored);
+                // Plants of the batch are stored by now.
+                outcomes.map_err(|error| match error.kind {
+                    Failure::Damaged => error,
+                    _ => Failure::Unknown.because(error.cause),
+                })?
+            }
         };
         if !token_uses.is_empty() {
             let (tokens, times): (Vec<_>, Vec<_>) =
@@ -206,27 +214,29 @@ impl Postgres {
             (&tokens, Type::INT8_ARRAY),
         ];
         let is_taken_likely = |at: Instant| at.elapsed() < TAKEN_IDS_INTERVAL;
-        if !self.id_taken_at.is_some_and(is_taken_likely) {
-            let is_added =
-                self.run(
-                    async |session| match session.query_prepared(ADD_NEW, values).await {
-                        Ok(_) => Ok(true),
-                        Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
-                            Ok(false)
-                        }
-                        Err(error) => Err(error),
-                    },
-                )?;
-            if is_added {
-                return Ok(Stored::AllAdded);
+        let id_taken_at = Cell::new(self.id_taken_at.filter(|at| is_taken_likely(*at)));
+        // One run for both statements: if the response to the first is lost, the second does not know that plants may be stored.
+        let rows = self.run(async |session| {
+            if id_taken_at.get().is_none() {
+                match session.query_prepared(ADD_NEW, values).await {
+                    Ok(_) => return Ok(None),
+                    Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+                        id_taken_at.set(Some(Instant::now()));
+                    }
+                    Err(error) => return Err(error),
+                }
             }
-            self.id_taken_at = Some(Instant::now());
-        }
-        let rows = self.run(async |session| session.query_prepared(ADD, values).await)?;
-        let [row] = &rows[..] else {
+            session.query_prepared(ADD, values).await.map(Some)
+        });
+        self.id_taken_at = id_taken_at.get();
+        let Some(rows) = rows? else {
+            return Ok(Stored::AllAdded);
+        };
+        let row = rows.first().map(|row| (row.try_get(0), row.try_get(1)));
+        let Some((Ok(ids), Ok(is_new))) = row else {
             return Err(Failure::Unknown.because("the database has returned no result of a batch"));
         };
-        let (ids, is_new): (Vec<i64>, Vec<bool>) = (row.get(0), row.get(1));
+        let (ids, is_new): (Vec<i64>, Vec<bool>) = (ids, is_new);
         Ok(Stored::These(ids.into_iter().zip(is_new).collect()))
     }
 

@@ -101,7 +101,6 @@ impl Postgres {
                 schema_check: SchemaCheck::First { create },
                 session: None,
                 last_backend: None,
-                looks_for_newer: is_server(mode),
                 uses: match mode {
                     Mode::Serve { .. } => Uses::Commits,
                     _ => Uses::Other,

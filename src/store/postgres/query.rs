@@ -5,7 +5,7 @@ use std::future::Future;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
@@ -13,7 +13,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error, Row};
 
 use crate::store::error::{Failure, StoreError};
-use crate::store::postgres::rows::{PLANT_COLUMNS, decode, encode, plant_record};
+use crate::store::postgres::rows::{PLANT_COLUMNS, decode, encode, plant_record, value};
 use crate::store::postgres::{Postgres, Values};
 use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount, TagFilter};
 use crate::store::types::{
@@ -109,12 +109,15 @@ impl Postgres {
                 .client
                 .query_typed_raw(&sql, values.iter().cloned())
                 .await?;
-            let cursor = |row: Row| Cursor {
-                batch: 0,
-                microsecond: row.get::<_, Timestamp>(0).as_microsecond(),
-                id: row.get(1),
+            let cursor = |row: Row| {
+                let time: Timestamp = row.try_get(0)?;
+                Ok(Cursor {
+                    batch: 0,
+                    microsecond: time.as_microsecond(),
+                    id: row.try_get(1)?,
+                })
             };
-            rows.map_ok(cursor).try_collect().await
+            rows.map(|row| row.and_then(cursor)).try_collect().await
         })
     }
 
@@ -141,7 +144,7 @@ impl Postgres {
         all.set_tags(tags);
         let first_day = all.first_day_start();
         for row in self.query(COUNTS_BY_DAY, &[(&first_day, Type::TIMESTAMPTZ)])? {
-            all.count_day(row.get(0), count(&row, 1));
+            all.count_day(value(&row, 0)?, count(&row, 1));
         }
         all.database_bytes = self.size()?;
         Ok(all)
@@ -168,8 +171,10 @@ impl Postgres {
     ) -> Result<(), StoreError> {
         self.block_on(async |client| {
             let timeout = client.timeout;
-            let session = client.session().await;
-            let session = session.map_err(|error| Failure::Unavailable.because(error))?;
+            let session = match tokio::time::timeout(timeout, client.session()).await {
+                Ok(session) => session.map_err(|error| Failure::Unavailable.because(error))?,
+                Err(elapsed) => return Err(Failure::Unavailable.because(elapsed)),
+            };
             let exported = export(&session.client, timeout, visit).await;
             client.session = None; // ends the transaction
             exported
@@ -180,16 +185,23 @@ impl Postgres {
         let sql = format!(
             "SELECT plants.id, 'plant ' || plants.id::TEXT || CASE
                WHEN tokens.id IS NULL THEN ': added by token ' || added_by::TEXT || ', which does not exist'
+               WHEN added_at NOT BETWEEN $3 AND $4 THEN ': a time that plantstore did not write'
                ELSE ': text that plantstore did not write'
              END
              FROM plantstore.plants LEFT JOIN plantstore.tokens ON tokens.id = plants.added_by
-             WHERE plants.id >= $1 AND (tokens.id IS NULL OR plants.name ~ $2 OR plants.tag ~ $2)
+             WHERE plants.id >= $1
+               AND (tokens.id IS NULL OR plants.name ~ $2 OR plants.tag ~ $2 OR added_at NOT BETWEEN $3 AND $4)
              ORDER BY plants.id LIMIT {CHECK_LEN}"
         );
         let invalid_escape = "\u{1a}([^01]|$)";
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
-            let values: &Values<'_> = &[(&first, Type::INT8), (&invalid_escape, Type::TEXT)];
+            let values: &Values<'_> = &[
+                (&first, Type::INT8),
+                (&invalid_escape, Type::TEXT),
+                (&Timestamp::MIN, Type::TIMESTAMPTZ),
+                (&Timestamp::MAX, Type::TIMESTAMPTZ),
+            ];
             let rows = self.query(&sql, values)?;
             next = rows
                 .last()
@@ -197,6 +209,9 @@ impl Postgres {
             for row in rows {
                 report(Finding::Problem(row.get(1)));
             }
+        }
+        for problem in self.damaged_tokens()? {
+            report(Finding::Problem(problem));
         }
         let row = self.query_one(COUNTS, &[])?;
         Ok(Checked {

@@ -4,12 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::Error;
+use tokio_postgres::error::Severity;
 
 use crate::store::error::{Failure, OpenError, StoreError, chain};
 use crate::store::postgres::schema::{self, SchemaCheck};
-use crate::store::postgres::servers::{Backend, Servers, Uses};
+use crate::store::postgres::servers::{Backend, SEARCH_INTERVAL, Servers, Uses};
 use crate::store::postgres::session::Session;
 
 /// The pause between two attempts: it doubles each time up to the maximum, with jitter.
@@ -26,8 +28,6 @@ pub(super) struct RetryingClient {
     pub(super) session: Option<Session>,
     /// The process that served the last connection. If that was given up, it may go on for as long as it waits for something.
     pub(super) last_backend: Option<Backend>,
-    /// Whether a statement that takes long makes us look for a newer server.
-    pub(super) looks_for_newer: bool,
     pub(super) uses: Uses,
 }
 
@@ -54,11 +54,12 @@ impl RetryingClient {
     }
 
     async fn connect(&mut self) -> Result<Session, OpenError> {
-        let connect = self.servers.connect(self.uses, self.last_backend);
+        let connect = (self.servers).connect(self.uses, self.last_backend, self.timeout);
         let session = connect.await?;
-        self.last_backend = session.backend;
         schema::ensure(&session, self.schema_check).await?;
         self.schema_check = SchemaCheck::Repeated;
+        // Only now: a process that is still upgrading the tables goes on when its connection is given up.
+        self.last_backend = session.backend;
         Ok(session)
     }
 
@@ -100,23 +101,31 @@ impl RetryingClient {
         statement: &impl AsyncFn(&Session) -> Result<T, Error>,
         deadline: Instant,
     ) -> Result<T, StoreError> {
-        let (servers, looks_for_newer) = (Arc::clone(&self.servers), self.looks_for_newer);
+        let servers = Arc::clone(&self.servers);
+        let started = Instant::now();
         let session = match timeout_at(deadline, self.session()).await {
             Ok(Ok(session)) => session,
             Ok(Err(OpenError::Unreachable { source, .. })) => {
                 return Err(Failure::Unavailable.because(source));
             }
             Ok(Err(rejected)) => return Err(Failure::Unusable.because(rejected)),
-            Err(elapsed) => return Err(Failure::Unavailable.because(elapsed)),
+            Err(_) => {
+                let reason = format!("no connection to {servers} within the time limit");
+                return Err(Failure::Unavailable.because(reason));
+            }
         };
         session.clear_warning();
         let result = tokio::select! {
             biased;
             result = timeout_at(deadline, statement(session)) => result,
-            () = servers.newer_than(session.timeline), if looks_for_newer => {
+            () = servers.newer_than(session.timeline), if session.timeline.is_some() => {
                 return Err(Failure::Unknown.because("the database has another primary now"));
             }
         };
+        if started.elapsed() >= SEARCH_INTERVAL {
+            // The tasks of connections that the search has given up end only while this waits.
+            yield_now().await;
+        }
         let warned = session.has_warned();
         match result {
             Ok(Ok(_)) if warned => Err(Failure::Unknown.because("the database has sent a warning")),
@@ -137,6 +146,13 @@ fn classify(error: &Error) -> Failure {
     let Some(code) = error.code() else {
         return Failure::Unknown; // the connection is lost, or the response is invalid
     };
+    let severity = error
+        .as_db_error()
+        .and_then(|error| error.parsed_severity());
+    if matches!(severity, Some(Severity::Fatal | Severity::Panic)) {
+        // The server process has ended, perhaps after the commit: a failed sync of the WAL, or a disk that is full then, is a PANIC.
+        return Failure::Unknown;
+    }
     match code.code() {
         "25006" => Failure::Unavailable, // this server has become a standby
         "40003" => Failure::Unknown,

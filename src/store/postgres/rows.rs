@@ -2,9 +2,12 @@
 //! as U+001A '1'; every other text is stored as it is.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use jiff::Timestamp;
 use tokio_postgres::Row;
+use tokio_postgres::row::RowIndex;
+use tokio_postgres::types::FromSql;
 
 use crate::plant::Plant;
 use crate::store::error::{Failure, StoreError};
@@ -20,46 +23,56 @@ pub(super) fn plant_record(row: &Row) -> Result<PlantRecord, StoreError> {
             Failure::Damaged.because("a plant has text that plantstore did not write")
         })
     };
-    let tag: Option<&str> = row.get(2);
+    let tag: Option<&str> = value(row, 2)?;
     Ok(PlantRecord {
-        id: row.get(0),
+        id: value(row, 0)?,
         plant: Plant {
-            name: decode(row.get(1))?,
+            name: decode(value(row, 1)?)?,
             tag: tag.map(decode).transpose()?,
         },
-        added_at: to_the_millisecond(row.get(3)),
-        added_by: TokenId(row.get(4)),
+        added_at: to_the_millisecond(value(row, 3)?),
+        added_by: TokenId(value(row, 4)?),
     })
 }
 
 pub(super) fn token_record(row: &Row) -> Result<TokenRecord, StoreError> {
     let damaged = || Failure::Damaged.because("a token has text that plantstore did not write");
-    let digest: &[u8] = row.get("digest");
+    let digest: &[u8] = value(row, "digest")?;
     let digest = digest.try_into().map_err(|_| damaged())?;
-    let rate_limit = row.get::<_, Option<i64>>("rate_limit").map(u32::try_from);
+    let rate_limit: Option<i64> = value(row, "rate_limit")?;
+    let rate_limit = rate_limit.map(u32::try_from);
     let time = |column| {
-        row.get::<_, Option<Timestamp>>(column)
-            .map(to_the_millisecond)
+        let time: Option<Timestamp> = value(row, column)?;
+        Ok::<_, StoreError>(time.map(to_the_millisecond))
     };
-    let previous_digest: Option<&[u8]> = row.get("previous_digest");
+    let previous_digest: Option<&[u8]> = value(row, "previous_digest")?;
     let previous_digest = previous_digest.map(TryInto::try_into).transpose();
     let previous_digest = previous_digest.map_err(|_| damaged())?;
-    let previous_secret = previous_digest.zip(time("previous_expires_at"));
+    let previous_secret = previous_digest.zip(time("previous_expires_at")?);
     Ok(TokenRecord {
-        id: TokenId(row.get("id")),
-        name: row.get::<_, &str>("name").into(),
+        id: TokenId(value(row, "id")?),
+        name: value::<&str>(row, "name")?.into(),
         digest: TokenDigest(digest),
         rate_limit: rate_limit.transpose().map_err(|_| damaged())?,
-        created_at: to_the_millisecond(row.get("created_at")),
-        expires_at: time("expires_at"),
-        revoked_at: time("revoked_at"),
-        last_used_at: time("last_used_at"),
-        rotated_at: time("rotated_at"),
+        created_at: to_the_millisecond(value(row, "created_at")?),
+        expires_at: time("expires_at")?,
+        revoked_at: time("revoked_at")?,
+        last_used_at: time("last_used_at")?,
+        rotated_at: time("rotated_at")?,
         previous_secret: previous_secret.map(|(digest, expires_at)| PreviousSecret {
             digest: TokenDigest(digest),
             expires_at,
         }),
     })
+}
+
+/// A value of a row. One that plantstore cannot have written, such as the time `infinity`, is damage.
+pub(super) fn value<'a, T: FromSql<'a>>(
+    row: &'a Row,
+    column: impl RowIndex + fmt::Display,
+) -> Result<T, StoreError> {
+    let value = row.try_get(column);
+    value.map_err(|error| Failure::Damaged.because(error))
 }
 
 /// Records have milliseconds, as in SQLite.

@@ -22,24 +22,27 @@ use crate::store::postgres::session::{
 use crate::store::postgres::tls::Tls;
 use crate::store::postgres::url::Url;
 
-/// A server may accept a connection and never respond.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A server may accept a connection and never respond. The time limit of a login, unless the URL has a shorter one, and of what
+/// follows it.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the other servers of a URL are waited for after one of them can be used. Until then, it is the time limit of a connection.
 const NEWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A statement that takes longer makes its connection look for a newer server, and again after as long.
-const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
+pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How long the result of a search is used, by all connections.
 const SEARCH_TTL: Duration = Duration::from_secs(1);
 
-/// What identifies a server, and whether commits wait for a standby longer than they should. A role sees only its own sessions waiting.
-const IDENTIFY: &str = "
+/// The timeline of a server. A role may not be allowed to read it, and other engines do not have it.
+const TIMELINE: &str = "
+    SELECT (SELECT system_identifier FROM pg_catalog.pg_control_system()), pg_walfile_name(pg_current_wal_lsn())";
+
+/// The process of a connection, and whether commits wait for a standby longer than they should. A role sees only its own sessions.
+const PROCESS: &str = "
     SELECT pg_backend_pid(),
       (SELECT backend_start FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid()),
-      (SELECT system_identifier FROM pg_catalog.pg_control_system()),
-      pg_walfile_name(pg_current_wal_lsn()),
       EXISTS (
         SELECT 1 FROM pg_catalog.pg_stat_activity
         WHERE usename = current_user AND wait_event = 'SyncRep' AND query_start < clock_timestamp() - INTERVAL '2 s'
@@ -73,18 +76,22 @@ pub(super) struct Backend {
     pub(super) started_at: Timestamp,
 }
 
-/// What a server says about itself. An engine that does not have all of it says nothing.
-pub(super) struct Identity {
-    pub(super) backend: Backend,
-    pub(super) timeline: Timeline,
-    are_commits_stuck: bool,
+/// What has become of the process of an earlier connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EarlierProcess {
+    Ended,
+    /// Its commit waits for a standby.
+    WaitsForStandby,
+    StillRuns,
 }
 
 /// A new connection to one of the servers, which accepts writes.
 pub(super) struct Candidate {
     pub(super) client: Client,
     pub(super) connection: ConnectionTask,
-    pub(super) identity: Option<Identity>,
+    pub(super) timeline: Option<Timeline>,
+    pub(super) backend: Option<Backend>,
+    are_commits_stuck: bool,
     host: usize,
     /// The order of hosts that are equally good.
     rank: usize,
@@ -94,12 +101,12 @@ pub(super) struct Candidate {
 pub(super) struct Servers {
     url: Url,
     tls: Tls,
-    /// Where the newest server was that this process has seen.
+    /// The timeline of the newest server that this process has used.
     newest: Mutex<Option<Timeline>>,
     /// How often all connections have moved.
     pub(super) moves: Arc<AtomicU64>,
     /// Held while a connection is made: all together have one more than those that they use.
-    search: tokio::sync::Mutex<LastSearch>,
+    last_search: tokio::sync::Mutex<LastSearch>,
 }
 
 #[derive(Default)]
@@ -118,24 +125,25 @@ impl Servers {
             tls,
             newest: Mutex::default(),
             moves: Arc::default(),
-            search: tokio::sync::Mutex::default(),
+            last_search: tokio::sync::Mutex::default(),
         }
     }
 
-    /// True if another connection of this process uses a newer server.
+    /// True if other connections of this process have moved to another server.
     pub(super) fn is_outdated(&self, timeline: Option<Timeline>) -> bool {
         let newest = *self.newest.lock();
         timeline.is_some() && newest.is_some() && newest != timeline
     }
 
     /// Connects to the newest server that accepts writes, in place of an earlier connection. The process of that one is ended, so that it
-    /// does not count twice; while its commit waits for a standby, it cannot be replaced.
+    /// does not count twice; while its commit waits for a standby, it cannot be replaced. The caller waits for at most `time_limit`.
     pub(super) async fn connect(
         &self,
         uses: Uses,
         earlier: Option<Backend>,
+        time_limit: Duration,
     ) -> Result<Session, OpenError> {
-        let mut last = self.search.lock().await;
+        let mut last = self.last_search.lock().await;
         if let Some(reason) = last.recent_rejection().filter(|_| uses == Uses::Commits) {
             return Err(self.unreachable(reason));
         }
@@ -151,30 +159,45 @@ impl Servers {
         let known = known.filter(|known| self.reason_against(known, uses).is_none());
         let candidate = match known {
             Some(candidate) => candidate,
-            None => self.search(&mut last, uses).await?,
+            None => self.search(&mut last, uses, time_limit).await?,
         };
         self.found(&candidate);
         let host = candidate.host;
-        let session = Session::new(self.url.shown_for(host), candidate).await?;
-        if let Some(earlier) = earlier
-            && !session.end_process(earlier).await?
-        {
-            last.host = None;
-            last.ended_at = Some(Instant::now());
-            let reason = last.rejected.insert(self.stuck_commits_at(host));
-            return Err(self.unreachable(reason.as_str()));
-        }
-        Ok(session)
+        let prepare = async {
+            let session = Session::new(self.url.shown_for(host), candidate).await?;
+            let ended = match earlier {
+                Some(earlier) => session.end_process(earlier).await?,
+                None => EarlierProcess::Ended,
+            };
+            Ok::<_, OpenError>((session, ended))
+        };
+        let (session, ended) = match timeout(LOGIN_TIMEOUT, prepare).await {
+            Ok(prepared) => prepared?,
+            Err(elapsed) => return Err(unreachable(&self.url.shown_for(host), elapsed)),
+        };
+        let reason = match ended {
+            EarlierProcess::Ended => return Ok(session),
+            EarlierProcess::WaitsForStandby => self.stuck_commits_at(host),
+            EarlierProcess::StillRuns => {
+                let host = self.url.host_name(host);
+                format!("the process of an earlier connection to {host} does not end")
+            }
+        };
+        last.host = None;
+        last.ended_at = Some(Instant::now());
+        let reason = last.rejected.insert(reason);
+        Err(self.unreachable(reason.as_str()))
     }
 
     /// Returns when a newer server than this one accepts writes.
     pub(super) async fn newer_than(&self, timeline: Option<Timeline>) {
         loop {
             sleep(SEARCH_INTERVAL).await;
-            let mut last = self.search.lock().await;
+            let mut last = self.last_search.lock().await;
             if !self.is_outdated(timeline) && !last.is_recent() {
                 // What was found is closed: each connection makes its own.
-                if let Ok(found) = self.search(&mut last, Uses::Commits).await {
+                let search = self.search(&mut last, Uses::Commits, LOGIN_TIMEOUT);
+                if let Ok(found) = search.await {
                     self.found(&found);
                 }
             }
@@ -185,14 +208,22 @@ impl Servers {
     }
 
     /// Connects to all servers at once, and chooses one.
-    async fn search(&self, last: &mut LastSearch, uses: Uses) -> Result<Candidate, OpenError> {
+    async fn search(
+        &self,
+        last: &mut LastSearch,
+        uses: Uses,
+        time_limit: Duration,
+    ) -> Result<Candidate, OpenError> {
+        // Leaves time for what follows.
+        let others_timeout = self.url.others_timeout().min(time_limit / 2);
+        let newer_timeout = NEWER_TIMEOUT.min(time_limit / 2);
         let hosts = self.url.host_order().into_iter().enumerate();
         let attempts = hosts.map(async |(rank, host)| (host, self.candidate(host, rank).await));
         let mut attempts: FuturesUnordered<_> = attempts.collect();
         let mut best: Option<Candidate> = None;
         let mut errors = BTreeMap::new();
         last.rejected = None;
-        let mut patience = CONNECT_TIMEOUT;
+        let mut patience = LOGIN_TIMEOUT;
         while let Ok(Some((host, result))) = timeout(patience, attempts.next()).await {
             match result {
                 Err(error) => {
@@ -207,10 +238,13 @@ impl Servers {
                     }
                 }
             }
-            patience = if best.is_some() {
-                NEWER_TIMEOUT
-            } else {
-                self.url.connect_timeout().min(CONNECT_TIMEOUT)
+            patience = match &best {
+                // The first server that this process uses may be a stale primary, which responds sooner than the new one.
+                Some(best) if best.timeline.is_some() && self.newest.lock().is_none() => {
+                    others_timeout
+                }
+                Some(_) => newer_timeout,
+                None => others_timeout,
             };
         }
         last.ended_at = Some(Instant::now());
@@ -230,16 +264,20 @@ impl Servers {
         let config = self.url.config_for(host)?;
         let connect = async {
             let (client, connection) = connect(&config, &self.tls).await?;
-            let identity = identify(&client).await?;
+            let (timeline, process) = tokio::try_join!(timeline(&client), process(&client))?;
+            let (backend, are_commits_stuck) = process.unzip();
             Ok(Candidate {
                 client,
                 connection,
-                identity,
+                timeline,
+                backend,
+                are_commits_stuck: are_commits_stuck.unwrap_or_default(),
                 host,
                 rank,
             })
         };
-        match timeout(CONNECT_TIMEOUT, connect).await {
+        let time_limit = self.url.connect_timeout().unwrap_or(LOGIN_TIMEOUT);
+        match timeout(time_limit.min(LOGIN_TIMEOUT), connect).await {
             Ok(candidate) => candidate.map_err(classify_connect_error(&database)),
             Err(elapsed) => Err(unreachable(&database, elapsed)),
         }
@@ -247,24 +285,28 @@ impl Servers {
 
     /// Why this server must not be used now, although it accepts writes.
     fn reason_against(&self, candidate: &Candidate, uses: Uses) -> Option<String> {
-        let identity = candidate.identity.as_ref()?;
         let host = self.url.host_name(candidate.host);
-        let timeline = identity.timeline;
         if let Some(newest) = *self.newest.lock() {
+            let Some(timeline) = candidate.timeline else {
+                return Some(format!(
+                    "{host} does not tell its timeline, so it may be a stale primary; the role must be allowed to call pg_control_system()"
+                ));
+            };
             // The only host may lead to another database: that of an operator who has replaced it.
             if timeline.system != newest.system && self.url.hosts_len() > 1 {
                 return Some(format!(
-                    "{host} is not a copy of the database that this process has used"
+                    "{host} is not a copy of the database that this process has used; if you have replaced the database, restart plantstore"
                 ));
             }
             if timeline.is_older_than(newest) {
                 return Some(format!(
-                    "{host} is a stale primary: it is on timeline {}, and this process has used timeline {}",
+                    "{host} is a stale primary: it is on timeline {}, and this process has used timeline {}; \
+                     if you have restored the database, restart plantstore",
                     timeline.number, newest.number
                 ));
             }
         }
-        let is_stuck = identity.are_commits_stuck && uses == Uses::Commits;
+        let is_stuck = candidate.are_commits_stuck && uses == Uses::Commits;
         is_stuck.then(|| self.stuck_commits_at(candidate.host))
     }
 
@@ -275,7 +317,7 @@ impl Servers {
 
     /// All connections move to this server.
     fn found(&self, server: &Candidate) {
-        let Some(timeline) = server.timeline() else {
+        let Some(timeline) = server.timeline else {
             return;
         };
         let before = self.newest.lock().replace(timeline);
@@ -327,13 +369,9 @@ impl LastSearch {
 }
 
 impl Candidate {
-    fn timeline(&self) -> Option<Timeline> {
-        self.identity.as_ref().map(|identity| identity.timeline)
-    }
-
     /// Whether this server is newer than the other, or else comes first.
     fn is_better_than(&self, other: &Self) -> bool {
-        match (self.timeline(), other.timeline()) {
+        match (self.timeline, other.timeline) {
             (Some(one), Some(two)) if one.is_older_than(two) => false,
             (Some(one), Some(two)) if two.is_older_than(one) => true,
             _ => self.rank < other.rank,
@@ -341,31 +379,38 @@ impl Candidate {
     }
 }
 
-/// None for an engine that does not have all of it, or a role that may not read it.
-pub(super) async fn identify(client: &Client) -> Result<Option<Identity>, Error> {
-    match client.query_typed_one(IDENTIFY, &[]).await {
-        Ok(row) => Ok(identity(&row)),
+/// The timeline of the server; none for an engine that does not have it, or a role that may not read it.
+pub(super) async fn timeline(client: &Client) -> Result<Option<Timeline>, Error> {
+    let row = optional(client.query_typed_one(TIMELINE, &[]).await)?;
+    Ok(row.and_then(|row| {
+        let system = row.try_get(0).ok()?;
+        // The name of a WAL file begins with the timeline.
+        let wal_file: &str = row.try_get(1).ok()?;
+        let number = u32::from_str_radix(wal_file.get(..8)?, 16).ok()?;
+        Some(Timeline { system, number })
+    }))
+}
+
+/// The process of this connection, and whether commits of this role are stuck; none for an engine that does not tell.
+async fn process(client: &Client) -> Result<Option<(Backend, bool)>, Error> {
+    let row = optional(client.query_typed_one(PROCESS, &[]).await)?;
+    Ok(row.and_then(|row| {
+        let pid = process_id(&row)?;
+        let started_at = row.try_get(1).ok()?;
+        let are_commits_stuck = row.try_get(2).ok()?;
+        Some((Backend { pid, started_at }, are_commits_stuck))
+    }))
+}
+
+/// The result of a statement that an engine may not support, or that a role may not run.
+pub(super) fn optional<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
         Err(error) => match error.code().map(|code| &code.code()[..2]) {
             Some("0A" | "42" | "XX") => Ok(None),
             _ => Err(error),
         },
     }
-}
-
-fn identity(row: &Row) -> Option<Identity> {
-    let started_at = row.try_get(1).ok()?;
-    let system = row.try_get(2).ok()?;
-    // The name of a WAL file begins with the timeline.
-    let wal_file: &str = row.try_get(3).ok()?;
-    let number = u32::from_str_radix(wal_file.get(..8)?, 16).ok()?;
-    Some(Identity {
-        backend: Backend {
-            pid: process_id(row)?,
-            started_at,
-        },
-        timeline: Timeline { system, number },
-        are_commits_stuck: row.try_get(4).ok()?,
-    })
 }
 
 /// The first column, which is `pg_backend_pid()`: INT4 in PostgreSQL, INT8 in CockroachDB.

@@ -19,7 +19,9 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, Row, Socke
 use crate::store::error::{Cause, OpenError};
 use crate::store::postgres::Values;
 use crate::store::postgres::schema::{self, SchemaCheck};
-use crate::store::postgres::servers::{Backend, Candidate, Timeline, identify, process_id};
+use crate::store::postgres::servers::{
+    Backend, Candidate, EarlierProcess, Timeline, optional, process_id, timeline,
+};
 use crate::store::postgres::tls::{Encrypted, Stream, Tls};
 
 /// Before a statement the settings, and the tables, are checked again if the last check is older: they can be changed while a
@@ -85,17 +87,17 @@ impl Session {
         let Candidate {
             client,
             connection,
-            identity,
+            timeline,
+            backend,
             ..
         } = candidate;
         let is_direct = is_direct(&client).await;
         let is_direct = is_direct.map_err(classify_connect_error(&database))?;
-        let backend = identity.as_ref().map(|identity| identity.backend);
         let session = Self {
             database,
             client,
             prepared: is_direct.then(Mutex::default),
-            timeline: identity.map(|identity| identity.timeline),
+            timeline,
             backend: backend.filter(|_| is_direct),
             connection,
             settings_checked_at: Instant::now(),
@@ -118,9 +120,12 @@ impl Session {
             self.check_settings().await?;
             if self.backend.is_none() && self.timeline.is_some() {
                 // A pooler may use another server by now.
-                let identity = identify(&self.client).await;
-                let identity = identity.map_err(classify_connect_error(&self.database))?;
-                self.timeline = identity.map(|identity| identity.timeline);
+                let timeline = timeline(&self.client).await;
+                let timeline = timeline.map_err(classify_connect_error(&self.database))?;
+                self.timeline =
+                    Some(timeline.ok_or_else(|| {
+                        unreachable(&self.database, "it does not tell its timeline")
+                    })?);
             }
             self.settings_checked_at = Instant::now();
         }
@@ -152,8 +157,8 @@ impl Session {
         self.client.query(&statement, &values).await
     }
 
-    /// Ends the process of an earlier connection. False if it goes on, because its commit waits for a standby.
-    pub(super) async fn end_process(&self, earlier: Backend) -> Result<bool, OpenError> {
+    /// Ends the process of an earlier connection.
+    pub(super) async fn end_process(&self, earlier: Backend) -> Result<EarlierProcess, OpenError> {
         let values: &Values<'_> = &[
             (&earlier.pid, Type::INT4),
             (&earlier.started_at, Type::TIMESTAMPTZ),
@@ -161,14 +166,18 @@ impl Session {
         let end = Instant::now() + END_TIMEOUT;
         loop {
             let rows = self.client.query_typed(END_PROCESS, values).await;
-            let rows = rows.map_err(classify_connect_error(&self.database))?;
-            let Some(process) = rows.first() else {
-                return Ok(true);
+            // None if the role must not end it, or the engine has no such function: then it counts until it ends.
+            let rows = optional(rows).map_err(classify_connect_error(&self.database))?;
+            let Some(process) = rows.as_ref().and_then(|rows| rows.first()) else {
+                return Ok(EarlierProcess::Ended);
             };
             let is_asked = process.try_get(0);
             let is_asked: bool = is_asked.map_err(classify_connect_error(&self.database))?;
-            if !is_asked || Instant::now() >= end {
-                return Ok(false);
+            if !is_asked {
+                return Ok(EarlierProcess::WaitsForStandby);
+            }
+            if Instant::now() >= end {
+                return Ok(EarlierProcess::StillRuns);
             }
             sleep(END_PAUSE).await;
         }

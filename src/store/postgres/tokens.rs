@@ -2,9 +2,10 @@
 //! statement.
 
 use jiff::Timestamp;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use crate::store::error::StoreError;
+use crate::store::error::{StoreError, chain};
 use crate::store::postgres::{Postgres, Values, rows};
 use crate::store::types::{
     TokenChanges, TokenEvent, TokenHistory, TokenId, TokenIndex, TokenRecord,
@@ -145,7 +146,8 @@ impl Postgres {
             (&now, Type::TIMESTAMPTZ),
         ];
         let rows = self.query(&sql, values)?;
-        let revoked_at = rows.first().map(|row| row.get::<_, Timestamp>(1));
+        let revoked_at = rows.first().map(|row| rows::value::<Timestamp>(row, 1));
+        let revoked_at = revoked_at.transpose()?;
         Ok(revoked_at.map(|time| time.as_microsecond() == now.as_microsecond()))
     }
 
@@ -159,16 +161,29 @@ impl Postgres {
         rows.iter().map(rows::token_record).collect()
     }
 
+    /// What `plantstore check` reports about tokens that cannot be read.
+    pub(super) fn damaged_tokens(&mut self) -> Result<Vec<String>, StoreError> {
+        let rows = self.query(&format!("{SELECT} ORDER BY id"), &[])?;
+        let problem = |row: &Row| {
+            let error = rows::token_record(row).err()?;
+            let id = rows::value::<i64>(row, "id").unwrap_or_default();
+            Some(format!("token {id}: {}", chain(&*error.cause)))
+        };
+        Ok(rows.iter().filter_map(problem).collect())
+    }
+
     pub(crate) fn token_history(&mut self) -> Result<Vec<TokenHistory>, StoreError> {
         let sql = "SELECT at, name, event, by_user FROM plantstore.token_events
                    JOIN plantstore.tokens ON tokens.id = token ORDER BY number";
-        let history = |row: &tokio_postgres::Row| TokenHistory {
-            at: row.get(0),
-            name: row.get::<_, &str>(1).into(),
-            event: row.get(2),
-            user: row.get(3),
+        let history = |row: &Row| {
+            Ok(TokenHistory {
+                at: rows::value(row, 0)?,
+                name: rows::value::<&str>(row, 1)?.into(),
+                event: rows::value(row, 2)?,
+                user: rows::value(row, 3)?,
+            })
         };
-        Ok(self.query(sql, &[])?.iter().map(history).collect())
+        self.query(sql, &[])?.iter().map(history).collect()
     }
 
     pub(crate) fn token_changes(&mut self, since: Option<i64>) -> Result<TokenChanges, StoreError> {

@@ -27,7 +27,7 @@ pub struct Url {
 
 const PORT: u16 = 5432;
 
-/// The time limit for one host, unless the URL has another.
+/// How long a host is waited for until it accepts a connection, unless the URL has `connect_timeout`.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl FromStr for Url {
@@ -129,9 +129,14 @@ impl Url {
         }
     }
 
-    pub(super) fn connect_timeout(&self) -> Duration {
-        let timeout = self.config.get_connect_timeout();
-        timeout.copied().unwrap_or(CONNECT_TIMEOUT)
+    /// The time limit for the login to one host, if the URL has one.
+    pub(super) fn connect_timeout(&self) -> Option<Duration> {
+        self.complete.get_connect_timeout().copied()
+    }
+
+    /// How long the other hosts are waited for after one has responded.
+    pub(super) fn others_timeout(&self) -> Duration {
+        self.connect_timeout().unwrap_or(CONNECT_TIMEOUT)
     }
 
     /// True if what is sent to a host on another machine is not encrypted.
