@@ -17,8 +17,8 @@ const DAYS: i64 = 14;
 const DAY_MICROSECONDS: i64 = 86_400_000_000;
 
 /// The years 1 to 9999, which every engine supports.
-const TIME_MIN: i64 = -62_135_596_800_000_000;
-const TIME_MAX: i64 = 253_402_200_000_000_000;
+pub(crate) const TIME_MIN: i64 = -62_135_596_800_000_000;
+pub(crate) const TIME_MAX: i64 = 253_402_200_000_000_000;
 
 /// The position of a plant in the order of `plantstore list`: by batch, then by time, then by id. A page begins after its cursor, which
 /// is the last plant of the page before (keyset pagination).

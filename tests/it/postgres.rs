@@ -1,10 +1,12 @@
 //! Tests that apply to PostgreSQL only: settings, roles, logins, several nodes, TLS, an unavailable database.
 //! `scripts/with-postgres` runs these, and the tests of both stores, with a temporary server.
 
+mod damage;
 mod hosts;
 mod login;
 mod own_server;
 mod pooler;
+mod roles;
 mod schema;
 mod settings;
 mod tls;
@@ -23,6 +25,11 @@ use crate::harness::tcp_proxy::TcpProxy;
 use crate::harness::{Client, Server, directory, free_port, plantstore, run, run_ok, wait_until};
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
+
+/// Ends the connections of the nodes to this database.
+const END_CONNECTIONS: &str = "
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE application_name = 'plantstore' AND datname = current_database()";
 
 pub fn url(directory: &Path) -> String {
     store(directory).expect("scripts/with-postgres runs this")
@@ -102,54 +109,6 @@ fn a_server_without_fsync_or_full_page_writes_is_rejected_with_the_name_of_the_s
         assert!(printed.contains(&format!("{setting} is off")), "{printed}");
     }
     assert_eq!(printed.matches("exit code 1").count(), 2, "{printed}");
-}
-
-#[test]
-#[ignore = "scripts/with-postgres runs it"]
-fn a_role_without_ddl_rights_works_after_another_role_has_migrated() {
-    let directory = directory();
-    let url = url(directory.path());
-    let role = format!("clerk_{}", std::process::id());
-    sql(
-        &url,
-        &format!("CREATE ROLE {role} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC"),
-    );
-    let clerk = as_role(&url, &role);
-    let sentence = refusal(
-        directory.path(),
-        &[&SERVE[..], &["--store", &clerk]].concat(),
-    );
-    assert!(sentence.contains("run `plantstore migrate`"), "{sentence}");
-
-    run_ok(directory.path(), &["migrate"]);
-    sql(
-        &url,
-        &format!(
-            "GRANT USAGE ON SCHEMA plantstore TO {role};
-             GRANT SELECT ON plantstore.schema_version TO {role};
-             GRANT SELECT, INSERT, UPDATE ON plantstore.plants, plantstore.tokens TO {role};
-             GRANT SELECT, INSERT, UPDATE, DELETE ON plantstore.nodes TO {role}"
-        ),
-    );
-    let server = Server::start_in(directory.path(), &["--store", &clerk]);
-    wait_until("it is not ready without a privilege", || {
-        let response = server.ask("/readyz");
-        response.body == "not ready: the tokens cannot be read\n"
-    });
-    drop(server);
-    sql(
-        &url,
-        &format!("GRANT SELECT, INSERT ON plantstore.token_events TO {role}"),
-    );
-    let token = run_ok(
-        directory.path(),
-        &["token", "create", "a", "--store", &clerk],
-    );
-    let server = Server::start_in(directory.path(), &["--store", &clerk]);
-    for _ in 0..2 {
-        assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
-    }
-    sql(&url, &format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
 #[test]

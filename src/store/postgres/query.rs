@@ -15,7 +15,9 @@ use tokio_postgres::{Client, Error, Row};
 use crate::store::error::{Failure, StoreError};
 use crate::store::postgres::rows::{PLANT_COLUMNS, decode, encode, plant_record, value};
 use crate::store::postgres::{Postgres, Values};
-use crate::store::query::{Cursor, Filter, Statistics, TAGS_MAX, TagCount, TagFilter};
+use crate::store::query::{
+    Cursor, Filter, Statistics, TAGS_MAX, TIME_MAX, TIME_MIN, TagCount, TagFilter,
+};
 use crate::store::types::{
     Checked, DamagedPlant, Finding, PAGE_BYTES_MAX, PAGE_LEN_MAX, PlantRecord, next_id,
 };
@@ -194,13 +196,15 @@ impl Postgres {
              ORDER BY plants.id LIMIT {CHECK_LEN}"
         );
         let invalid_escape = "\u{1a}([^01]|$)";
+        let [earliest, latest] = [TIME_MIN, TIME_MAX]
+            .map(|time| Timestamp::from_microsecond(time).expect("they are valid"));
         let mut next = Some(i64::MIN);
         while let Some(first) = next {
             let values: &Values<'_> = &[
                 (&first, Type::INT8),
                 (&invalid_escape, Type::TEXT),
-                (&Timestamp::MIN, Type::TIMESTAMPTZ),
-                (&Timestamp::MAX, Type::TIMESTAMPTZ),
+                (&earliest, Type::TIMESTAMPTZ),
+                (&latest, Type::TIMESTAMPTZ),
             ];
             let rows = self.query(&sql, values)?;
             next = rows

@@ -7,7 +7,7 @@ use crate::harness::tcp_proxy::TcpProxy;
 use crate::harness::{Server, directory, free_port, run_ok, wait_until};
 use crate::postgres::own_server::OwnServer;
 use crate::postgres::tls::{fails, list, succeeds};
-use crate::postgres::{BODY, SERVE, address, refusal, sql, url};
+use crate::postgres::{BODY, END_CONNECTIONS, SERVE, address, refusal, sql, url};
 
 /// The URL with these hosts in place of its own.
 fn with_hosts(url: &str, hosts: &[SocketAddr]) -> String {
@@ -83,11 +83,7 @@ fn a_host_that_accepts_connections_but_never_responds_does_not_delay_the_use_of_
         let arguments = ["--store", &store, "--store-timeout", "5s"];
         let server = Server::start_in(directory.path(), &arguments);
         wait_until("it adds plants", || server.add(BODY).status == 200);
-        sql(
-            &url,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE application_name = 'plantstore' AND datname = current_database()",
-        );
+        sql(&url, END_CONNECTIONS);
         wait_until("it adds plants over new connections", || {
             server.add(BODY).status == 200
         });

@@ -5,7 +5,7 @@ use std::thread;
 
 use crate::harness::postgres::{plants, with_client};
 use crate::harness::{Server, directory, plantstore, run, run_ok, wait_for_exit, wait_until};
-use crate::postgres::{BODY, SERVE, as_role, refusal, says, sql, url};
+use crate::postgres::{BODY, END_CONNECTIONS, SERVE, as_role, refusal, says, sql, url};
 
 /// A database of the previous version, with one token (digest of `token`) and one plant.
 const EARLIER: &str = "
@@ -162,11 +162,7 @@ fn a_running_node_does_not_recreate_a_dropped_schema() {
     let server = Server::start_in(directory.path(), &[]);
     server.add_ok(BODY);
     sql(&url, "ALTER SCHEMA plantstore RENAME TO elsewhere");
-    sql(
-        &url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-         WHERE application_name = 'plantstore' AND datname = current_database()",
-    );
+    sql(&url, END_CONNECTIONS);
     wait_until("no add is acknowledged", || server.add(BODY).status == 503);
     // The add may have failed at its token; the writer notices at its next use of the store, a second later at most.
     wait_until("it is not ready", || server.ask("/readyz").status == 503);

@@ -7,7 +7,7 @@ use crate::harness::{
     Server, added_within_a_minute, directory, plantstore, run, run_ok, wait_until,
 };
 use crate::postgres::own_server::OwnServer;
-use crate::postgres::{BODY, SERVE, refusal, says, sql, url};
+use crate::postgres::{BODY, END_CONNECTIONS, SERVE, refusal, says, sql, url};
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
@@ -56,11 +56,7 @@ fn settings_are_checked_for_every_new_connection() {
     sql(&url, &format!("{setting} = off"));
     // Open connections keep their settings.
     server.add_ok(BODY);
-    sql(
-        &url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-         WHERE application_name = 'plantstore' AND datname = current_database()",
-    );
+    sql(&url, END_CONNECTIONS);
     wait_until("no add is acknowledged", || server.add(BODY).status == 503);
     sql(&url, &format!("{setting} = on"));
     wait_until("adds are acknowledged again", || {
