@@ -22,15 +22,16 @@ use crate::report::{Progress, Report, violation_of_panic};
 
 use archive::Backup;
 pub use faults::{Fault, LEADER_FAILURES, OTHERS};
-use topology::Topology;
+pub use machine::Timing;
+use topology::{Roles, Topology};
 
 /// The ids of a run, below which those of its load and above which those of single plants are.
 const IDS_PER_RUN: i64 = 1_000_000_000;
 const FIRST_SINGLE_ID: i64 = 900_000_000;
 
 /// The cluster, which all faults share. One that has not recovered from a fault is replaced.
-#[derive(Default)]
 pub struct Patroni {
+    timing: Timing,
     topology: Option<Topology>,
 }
 
@@ -58,6 +59,13 @@ impl fmt::Display for Measured {
 }
 
 impl Patroni {
+    pub fn new(timing: Timing) -> Self {
+        Self {
+            timing,
+            topology: None,
+        }
+    }
+
     pub fn run(&mut self, fault: Fault, seed: u64, runs: usize, progress: &Progress) -> Report {
         let [_, name, method] = fault.names();
         let mut report = Report::new(name, method);
@@ -65,7 +73,8 @@ impl Patroni {
         let mut all = History::default();
         let mut measured = Measured::default();
         // Not given back after a violation or a panic: the next fault has a new cluster.
-        let mut topology = self.topology.take().unwrap_or_else(Topology::start);
+        let topology = self.topology.take();
+        let mut topology = topology.unwrap_or_else(|| Topology::start(self.timing));
         let backup = Backup::new(&topology);
         let first = topology.runs;
         for number in 0..runs {
@@ -83,11 +92,11 @@ impl Patroni {
         }
         let wrong = without_panic(&mut topology, |topology| {
             // A later failover must not have lost plants of an earlier run.
-            let leader = topology.wait_until_healthy();
             let ids = first_id(first)..=first_id(topology.runs) - 1;
-            let database = topology.database(leader);
-            let mut wrong = all.violations_at(&database, ids.clone());
-            run_ok(directory().path(), &["check", "--store", &database]);
+            let mut wrong = topology.at_leader(|database| {
+                run_ok(directory().path(), &["check", "--store", database]);
+                all.violations_at(database, ids.clone())
+            });
             acknowledged_by(&topology.nodes, topology.runs - 1, 2, &mut all);
             let restored = backup.restore(topology);
             let of_restored = all.violations_at(&restored.url(), ids).into_iter();
@@ -130,8 +139,8 @@ fn run(
 ) -> Vec<String> {
     let run = topology.runs;
     topology.runs += 1;
-    let leader = topology.wait_until_healthy();
     if fault.leaves_two_primaries() {
+        let Roles { leader, .. } = topology.wait_until_healthy();
         // The worst case: a node that tries its hosts in order comes to the old leader first. In every third run it comes last.
         topology.list_first(leader + usize::from(number % 3 == 2));
     }
@@ -146,15 +155,18 @@ fn run(
     wait_until("adds are acknowledged", || running.stored().len() > 10);
     thread::sleep(Duration::from_micros(50_000 + random.below(200_000)));
 
+    let roles = topology.wait_until_healthy();
+    let postmasters = topology.postmasters();
     let failed_at = Instant::now();
-    let victims = fault.inject(topology, number, leader);
+    let victims = fault.inject(topology, number, roles);
     fault.wait(topology, &victims);
     let in_service = fault.nodes_in_service(topology);
     let is_degraded = in_service.len() < topology.nodes.len();
     acknowledged_by(in_service, run, 0, history);
     let mut both = failed_at.elapsed();
     fault.heal(topology, &victims);
-    let leader = topology.wait_until_healthy();
+    topology.wait_until_healthy();
+    fault.verify(topology, &victims, &postmasters);
     acknowledged_by(&topology.nodes, run, 1, history);
     if is_degraded {
         both = failed_at.elapsed();
@@ -170,13 +182,12 @@ fn run(
 
     let unknown: Vec<_> = history.unknown().cloned().collect();
     measured.unknown += unknown.len();
-    let database = topology.database(leader);
     let ids = first_id(run)..=first_id(run + 1) - 1;
-    let mut wrong = history.violations_at(&database, ids.clone());
+    let mut wrong = topology.at_leader(|database| history.violations_at(database, ids.clone()));
     let server = &topology.nodes[run % topology.nodes.len()].server;
     wrong.extend(send_again(server, unknown, history));
     if wrong.is_empty() {
-        wrong = history.violations_at(&database, ids);
+        wrong = topology.at_leader(|database| history.violations_at(database, ids.clone()));
     }
     wrong
 }

@@ -54,8 +54,7 @@ impl Backup {
 
     /// Waits until everything that is committed is archived, and restores it on a server of its own, which `plantstore check` verifies.
     pub fn restore(self, topology: &Topology) -> Postgres {
-        let leader = topology.wait_until_healthy();
-        let segment = end_segment(&topology.database(leader));
+        let segment = topology.at_leader(end_segment);
         for (number, machine) in (1..).zip(&topology.machines) {
             let file = machine.archive().join(&segment);
             wait_until(&format!("pg{number} archives {segment}"), || file.exists());

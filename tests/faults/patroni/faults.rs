@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::wait_until;
-use crate::patroni::topology::{NODE_OF_PGBOUNCER, Topology};
-use crate::postgres::Node;
+use rustix::process::Pid;
 
-/// Longer than Patroni's ttl in the suite, after which a leader that etcd does not know would have been replaced.
-const LONGER_THAN_TTL: Duration = Duration::from_secs(12);
+use crate::harness::wait_until;
+use crate::patroni::topology::{NODE_OF_PGBOUNCER, Roles, Topology};
+use crate::postgres::Node;
+use crate::postgres::cluster::is_stopped;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -111,9 +111,12 @@ impl Fault {
 
     /// Causes the failure; returns the machines that it is about. The number of the run decides which ones, so that a run can be
     /// repeated.
-    pub fn inject(self, topology: &mut Topology, number: usize, leader: usize) -> Vec<usize> {
-        let synchronous = topology.synchronous_standby(leader);
-        let other = 3 - leader - synchronous;
+    pub fn inject(self, topology: &mut Topology, number: usize, roles: Roles) -> Vec<usize> {
+        let Roles {
+            leader,
+            synchronous,
+            other,
+        } = roles;
         let machines = &mut topology.machines;
         match self {
             Self::LeaderPostgresKilled => {
@@ -130,6 +133,8 @@ impl Fault {
             }
             Self::LeaderPaused => {
                 machines[leader].pause();
+                let postmaster = machines[leader].postmaster().expect("PostgreSQL runs");
+                wait_until("PostgreSQL is stopped", || is_stopped(postmaster));
                 vec![leader]
             }
             Self::LeaderCutOff => {
@@ -175,8 +180,7 @@ impl Fault {
                 victims
             }
             Self::Switchover => {
-                topology.switch_over(leader, synchronous);
-                vec![leader]
+                vec![topology.switch_over()]
             }
             Self::RollingRestart => {
                 // The leader last, so that it is replaced once.
@@ -189,6 +193,19 @@ impl Fault {
                 topology.balancer.reload();
                 Vec::new()
             }
+        }
+    }
+
+    /// Fails unless the servers that the fault ends or restarts are other processes than before.
+    pub fn verify(self, topology: &Topology, victims: &[usize], before: &[Pid]) {
+        let restarted = match self {
+            Self::LeaderPostgresKilled | Self::LeaderMachineKilled | Self::StandbyLost => victims,
+            Self::RollingRestart => &[0, 1, 2],
+            _ => &[],
+        };
+        let now = topology.postmasters();
+        for at in restarted {
+            assert_ne!(now[*at], before[*at], "PostgreSQL of pg{} went on", at + 1);
         }
     }
 
@@ -209,7 +226,8 @@ impl Fault {
             | Self::LeaderCutOff
             | Self::Switchover => topology.wait_for_other_leader(victims[0]),
             Self::StandbyLost | Self::EtcdMemberLost | Self::EtcdMajorityLost => {
-                thread::sleep(LONGER_THAN_TTL);
+                // Until a leader that cannot renew its lock would have been replaced.
+                thread::sleep(Duration::from_secs(topology.timing.ttl + 4));
             }
             Self::PgBouncerKilled => wait_until("the node of PgBouncer is not ready", || {
                 !topology.balancer.is_up(NODE_OF_PGBOUNCER)
@@ -217,8 +235,8 @@ impl Fault {
             Self::LeaderPostgresKilled | Self::RollingRestart => {}
         }
         if self == Self::LeaderPatroniKilled {
-            let runs = topology.machines[victims[0]].runs_postgres();
-            assert!(runs, "PostgreSQL ended with its Patroni");
+            let postmaster = topology.machines[victims[0]].postmaster();
+            assert!(postmaster.is_some(), "PostgreSQL ended with its Patroni");
         }
     }
 

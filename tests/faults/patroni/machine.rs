@@ -20,18 +20,64 @@ const PATRONI: &str = include_str!("../../../deploy/ha/patroni.yml");
 const PATRONI_VARIABLES: &str = include_str!("../../../deploy/ha/patroni.env");
 const PGBOUNCER: &str = include_str!("../../../deploy/ha/pgbouncer.ini");
 
-/// What the suite changes in `patroni.yml`: a shorter time until a failover, less disk space, and no files outside its directory
-/// that a killed server would leave.
-const CHANGES: [(&str, &str); 5] = [
-    ("    ttl: 30\n", "    ttl: 8\n"),
-    ("    loop_wait: 10\n", "    loop_wait: 1\n"),
-    ("    retry_timeout: 10\n", "    retry_timeout: 3\n"),
-    ("wal_keep_size: 1GB", "wal_keep_size: 256MB"),
-    (
-        "    unix_socket_directories: \"\"\n",
-        "    unix_socket_directories: \"\"\n    dynamic_shared_memory_type: mmap\n",
-    ),
-];
+/// How soon a leader that is not heard of is replaced.
+#[derive(Clone, Copy)]
+pub struct Timing {
+    pub ttl: u64,
+    loop_wait: u64,
+    retry_timeout: u64,
+    /// In milliseconds, like the time until etcd elects another leader of its own.
+    etcd_heartbeat: u64,
+    etcd_election: u64,
+}
+
+impl Timing {
+    /// For many failovers on a machine that has nothing else to do.
+    pub const QUICK: Self = Self {
+        ttl: 8,
+        loop_wait: 1,
+        retry_timeout: 3,
+        etcd_heartbeat: 100,
+        etcd_election: 1000,
+    };
+
+    /// For a machine that does other work at the same time, which must not cause failovers.
+    pub const PATIENT: Self = Self {
+        ttl: 20,
+        loop_wait: 2,
+        retry_timeout: 8,
+        etcd_heartbeat: 500,
+        etcd_election: 5000,
+    };
+
+    /// What the suite changes in `patroni.yml`: the time until a failover, less disk space, and no files outside its directory that
+    /// a killed server would leave.
+    fn changes(self) -> [(&'static str, String); 5] {
+        let Self {
+            ttl,
+            loop_wait,
+            retry_timeout,
+            ..
+        } = self;
+        let sockets = "    unix_socket_directories: \"\"\n";
+        [
+            ("    ttl: 30\n", format!("    ttl: {ttl}\n")),
+            (
+                "    loop_wait: 10\n",
+                format!("    loop_wait: {loop_wait}\n"),
+            ),
+            (
+                "    retry_timeout: 10\n",
+                format!("    retry_timeout: {retry_timeout}\n"),
+            ),
+            ("wal_keep_size: 1GB", "wal_keep_size: 256MB".to_owned()),
+            (
+                sockets,
+                format!("{sockets}    dynamic_shared_memory_type: mmap\n"),
+            ),
+        ]
+    }
+}
 
 /// The role of the Plant Store nodes.
 pub const ROLE: &str = "plantstore_node";
@@ -73,7 +119,7 @@ pub struct Machine {
 
 impl Machine {
     /// The machine with this index; nothing is started yet.
-    pub fn new(at: usize, all: &[Ports]) -> Self {
+    pub fn new(at: usize, all: &[Ports], timing: Timing) -> Self {
         let (number, ports, place) = (at + 1, all[at], scratch());
         let peers: Vec<_> = (1..)
             .zip(all)
@@ -94,6 +140,11 @@ impl Machine {
                 ("ETCD_LISTEN_CLIENT_URLS", &client),
                 ("ETCD_ADVERTISE_CLIENT_URLS", &client),
                 ("ETCD_INITIAL_CLUSTER", &peers.join(",")),
+                (
+                    "ETCD_HEARTBEAT_INTERVAL",
+                    &timing.etcd_heartbeat.to_string(),
+                ),
+                ("ETCD_ELECTION_TIMEOUT", &timing.etcd_election.to_string()),
             ],
         );
         let hosts: Vec<_> = to_etcd
@@ -130,14 +181,12 @@ impl Machine {
         let write = |name: &str, text: String| {
             fs::write(place.path().join(name), text).expect("a file");
         };
-        let change = |text: String, (from, to): &(&str, &str)| {
+        let change = |text: String, (from, to): (&str, String)| {
             assert!(text.contains(from), "{from:?} in deploy/ha/patroni.yml");
-            text.replace(from, to)
+            text.replace(from, &to)
         };
-        write(
-            "patroni.yml",
-            CHANGES.iter().fold(PATRONI.to_owned(), change),
-        );
+        let changes = timing.changes().into_iter();
+        write("patroni.yml", changes.fold(PATRONI.to_owned(), change));
         write("userlist.txt", format!("\"{ROLE}\" \"{PASSWORD}\"\n"));
         let of_pgbouncer = PGBOUNCER
             .replace("10.0.0.1", "127.0.0.1")
@@ -228,16 +277,14 @@ impl Machine {
     }
 
     /// Patroni's PostgreSQL is not a child of it, so its process is found by the file that it writes.
-    fn postmaster(&self) -> Option<Pid> {
+    pub fn postmaster(&self) -> Option<Pid> {
+        // As in /proc: the directory of temporary files may be a symbolic link.
+        let data = fs::canonicalize(self.data()).ok()?;
         let file = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
         let number = file.lines().next()?.trim().parse().ok()?;
         // The file of a killed server may name a process that is another one now.
-        let is_its = fs::read_link(format!("/proc/{number}/cwd")).ok()? == self.data();
+        let is_its = fs::read_link(format!("/proc/{number}/cwd")).ok()? == data;
         Pid::from_raw(number).filter(|pid| is_its && is_alive(*pid))
-    }
-
-    pub fn runs_postgres(&self) -> bool {
-        self.postmaster().is_some()
     }
 
     fn signal_postgres(&self, signal: Signal) {

@@ -7,12 +7,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::harness::postgres::with_client;
-use crate::harness::wait_until;
-use crate::patroni::machine::{Machine, PASSWORD, Ports, ROLE};
-use crate::postgres::cluster::{finish, free_port, unprivileged};
+use crate::harness::{output, wait_until};
+use crate::patroni::machine::{Machine, PASSWORD, Ports, ROLE, Timing};
+use crate::postgres::cluster::{free_port, unprivileged};
 use crate::postgres::nodes::Balancer;
 use crate::postgres::{Node, prepare};
 
@@ -24,6 +25,18 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The index of the last node, which is the one that uses PgBouncer.
 pub const NODE_OF_PGBOUNCER: usize = 1;
 
+/// How often something is tried again because the leader has changed meanwhile, which a slow machine can cause at any time.
+const ATTEMPTS_MAX: usize = 10;
+
+/// The index of the machine with each role.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Roles {
+    pub leader: usize,
+    /// The standby that commits wait for.
+    pub synchronous: usize,
+    pub other: usize,
+}
+
 pub struct Topology {
     // Dropped in this order.
     pub balancer: Balancer,
@@ -31,23 +44,19 @@ pub struct Topology {
     pub machines: Vec<Machine>,
     /// How many runs there were: each has its own ids.
     pub runs: usize,
+    pub timing: Timing,
 }
 
 impl Topology {
-    pub fn start() -> Self {
+    pub fn start(timing: Timing) -> Self {
         let ports = [(); 3].map(|()| Ports::new());
-        let mut machines: Vec<_> = (0..3).map(|at| Machine::new(at, &ports)).collect();
+        let mut machines: Vec<_> = (0..3).map(|at| Machine::new(at, &ports, timing)).collect();
         for machine in &mut machines {
             machine.etcd.start();
         }
         machines.iter_mut().for_each(Machine::start_others);
-        let mut leader = None;
-        wait_until("Patroni has created the cluster", || {
-            leader = healthy_leader(&machines);
-            leader.is_some()
-        });
-        let leader = &machines[leader.expect("just seen")];
-        let url = superuser(leader, "postgres");
+        let roles = wait_for_roles(&machines);
+        let url = superuser(&machines[roles.leader], "postgres");
         with_client(&url, async |client| {
             let role = format!("CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'");
             client.batch_execute(&role).await.expect("a role");
@@ -83,6 +92,7 @@ impl Topology {
             nodes,
             machines,
             runs: 0,
+            timing,
         }
     }
 
@@ -103,14 +113,29 @@ impl Topology {
         wait_until("the node gets requests", || self.balancer.is_up(at));
     }
 
-    /// Waits until there is a leader with a synchronous and another standby, and all machines run; returns the leader.
-    pub fn wait_until_healthy(&self) -> usize {
-        let mut leader = None;
-        wait_until("all machines follow one leader", || {
-            leader = healthy_leader(&self.machines);
-            leader.is_some()
-        });
-        leader.expect("just seen")
+    /// Waits until there is a leader with a synchronous and another standby, and all machines run.
+    pub fn wait_until_healthy(&self) -> Roles {
+        wait_for_roles(&self.machines)
+    }
+
+    /// Calls a function with the URL of the database on the leader; again, if another machine was the leader afterwards.
+    pub fn at_leader<T>(&self, mut work: impl FnMut(&str) -> T) -> T {
+        for _ in 0..ATTEMPTS_MAX {
+            let Roles { leader, .. } = self.wait_until_healthy();
+            let done = work(&superuser(&self.machines[leader], "plants"));
+            if self.wait_until_healthy().leader == leader {
+                return done;
+            }
+        }
+        panic!("the leader changes all the time");
+    }
+
+    /// The PostgreSQL server of each machine; all of them run.
+    pub fn postmasters(&self) -> Vec<Pid> {
+        let machines = self.machines.iter();
+        machines
+            .map(|machine| machine.postmaster().expect("PostgreSQL runs"))
+            .collect()
     }
 
     /// Waits until a machine other than this one is the leader and has been promoted: until then its commits go to the old one.
@@ -121,26 +146,27 @@ impl Topology {
         });
     }
 
-    /// The standby that commits wait for.
-    pub fn synchronous_standby(&self, leader: usize) -> usize {
-        let cluster = cluster(&self.machines[leader]).expect("the cluster is healthy");
-        with_role(&cluster, "sync_standby").expect("the cluster is healthy")
-    }
-
-    /// As the guide does it.
-    pub fn switch_over(&self, leader: usize, candidate: usize) {
-        let machine = &self.machines[leader];
-        let mut command = unprivileged(Path::new("patronictl"), machine.place.path());
-        command.envs(machine.patroni.variables());
-        let [leader, candidate] = [leader, candidate].map(|at| format!("pg{}", at + 1));
-        command.args(["-c", "patroni.yml", "switchover", "plants", "--force"]);
-        command.args(["--leader", &leader, "--candidate", &candidate]);
-        finish(&mut command);
-    }
-
-    /// The URL of the database on this machine.
-    pub fn database(&self, at: usize) -> String {
-        superuser(&self.machines[at], "plants")
+    /// As the guide does it; returns the old leader. Patroni rejects it if the roles have changed since they were read.
+    pub fn switch_over(&self) -> usize {
+        let mut printed = String::new();
+        for _ in 0..ATTEMPTS_MAX {
+            let roles = self.wait_until_healthy();
+            let machine = &self.machines[roles.leader];
+            let mut command = unprivileged(Path::new("patronictl"), machine.place.path());
+            command.envs(machine.patroni.variables());
+            let name = |at: usize| format!("pg{}", at + 1);
+            command.args(["-c", "patroni.yml", "switchover", "plants", "--force"]);
+            command.args(["--leader", &name(roles.leader)]);
+            command.args(["--candidate", &name(roles.synchronous)]);
+            let output = output(&mut command);
+            if output.status.success() {
+                return roles.leader;
+            }
+            printed = [output.stdout, output.stderr]
+                .map(|text| String::from_utf8_lossy(&text).into_owned())
+                .concat();
+        }
+        panic!("patronictl switchover: {printed}");
     }
 
     /// What Patroni reports, for the report of a failure.
@@ -174,18 +200,29 @@ fn store(ports: impl Iterator<Item = u16>) -> String {
     format!("postgres://{ROLE}:{PASSWORD}@{}/plants", hosts.join(","))
 }
 
-/// The leader, if two standbys follow it and commits wait for one of them.
-fn healthy_leader(machines: &[Machine]) -> Option<usize> {
+fn wait_for_roles(machines: &[Machine]) -> Roles {
+    let mut roles = None;
+    wait_until("all machines follow one leader", || {
+        roles = roles_in(machines);
+        roles.is_some()
+    });
+    roles.expect("just seen")
+}
+
+/// The roles, if two standbys follow a leader and commits wait for one of them.
+fn roles_in(machines: &[Machine]) -> Option<Roles> {
     // A machine that is not the leader shows whether the others see the same.
     let clusters: Option<Vec<_>> = machines.iter().map(cluster).collect();
     let clusters = clusters?;
     let leader = with_role(&clusters[0], "leader")?;
+    let synchronous = with_role(&clusters[0], "sync_standby")?;
+    let other = (0..machines.len()).find(|at| ![leader, synchronous].contains(at))?;
     let is_complete = |cluster: &Value| {
         let members = cluster["members"].as_array();
         let members = members.map(Vec::as_slice).unwrap_or_default();
         let timeline = |member: &Value| member["timeline"].as_u64();
         with_role(cluster, "leader") == Some(leader)
-            && with_role(cluster, "sync_standby").is_some()
+            && with_role(cluster, "sync_standby") == Some(synchronous)
             && members.len() == machines.len()
             && members.iter().all(|member| {
                 ["running", "streaming"].contains(&member["state"].as_str().unwrap_or_default())
@@ -202,7 +239,11 @@ fn healthy_leader(machines: &[Machine]) -> Option<usize> {
         && standbys
             .iter()
             .any(|standby| standby["sync_state"] == "sync");
-    (are_streaming && clusters.iter().all(is_complete)).then_some(leader)
+    (are_streaming && clusters.iter().all(is_complete)).then_some(Roles {
+        leader,
+        synchronous,
+        other,
+    })
 }
 
 /// What Patroni of this machine says about all of them; none if it does not respond.

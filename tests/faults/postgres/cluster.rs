@@ -323,6 +323,12 @@ pub fn is_alive(process: Pid) -> bool {
     state_and_parent(Path::new(&path)).is_some_and(|(state, _)| state != "Z")
 }
 
+/// Whether a signal has stopped the process.
+pub fn is_stopped(process: Pid) -> bool {
+    let path = format!("/proc/{}", process.as_raw_nonzero());
+    state_and_parent(Path::new(&path)).is_some_and(|(state, _)| state == "T")
+}
+
 /// From `/proc/1/stat`: `1 (init) S 0 …`.
 fn state_and_parent(process: &Path) -> Option<(String, String)> {
     let text = fs::read_to_string(process.join("stat")).ok()?;
