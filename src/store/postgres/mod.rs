@@ -58,7 +58,7 @@ impl Postgres {
     /// Connects to a server with safe settings, and verifies the tables or creates them. Several nodes may create them at once.
     pub(crate) fn open(url: &Url, mode: Mode) -> Result<Self, OpenError> {
         let tls = url.tls.as_ref().map(Tls::load).transpose()?;
-        let servers = Servers::new(url.clone(), tls.unwrap_or_default());
+        let servers = Servers::new(url.clone(), tls.unwrap_or_default(), is_server(mode));
         if is_server(mode) && url.is_in_clear_text() {
             tracing::warn!(
                 database = %url,

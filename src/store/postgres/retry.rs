@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::Error;
-use tokio_postgres::error::Severity;
+use tokio_postgres::error::{DbError, Severity};
 
 use crate::store::error::{Failure, OpenError, StoreError, chain};
 use crate::store::postgres::schema::{self, SchemaCheck};
@@ -68,7 +68,8 @@ impl RetryingClient {
         &mut self,
         statement: impl AsyncFn(&Session) -> Result<T, Error>,
     ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + self.timeout;
+        let started = Instant::now();
+        let deadline = started + self.timeout;
         let mut pause = PAUSE_MIN;
         let mut may_be_stored = false;
         loop {
@@ -90,7 +91,11 @@ impl RetryingClient {
                 }
                 return Err(error);
             }
-            tracing::debug!(cause = %chain(&*error.cause), "retrying a database statement");
+            let cause = chain(&*error.cause);
+            tracing::debug!(cause, "retrying a database statement");
+            if started.elapsed() >= SEARCH_INTERVAL {
+                self.servers.report(&cause);
+            }
             sleep(jitter).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
@@ -148,7 +153,7 @@ fn classify(error: &Error) -> Failure {
     };
     let severity = error
         .as_db_error()
-        .and_then(|error| error.parsed_severity());
+        .and_then(DbError::parsed_severity);
     if matches!(severity, Some(Severity::Fatal | Severity::Panic)) {
         // The server process has ended, perhaps after the commit: a failed sync of the WAL, or a disk that is full then, is a PANIC.
         return Failure::Unknown;

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, Error, Row};
 
+use crate::logging::write_stderr;
 use crate::store::error::{Cause, OpenError};
 use crate::store::postgres::session::{
     ConnectionTask, Session, classify_connect_error, connect, unreachable,
@@ -107,6 +108,8 @@ pub(super) struct Servers {
     pub(super) moves: Arc<AtomicU64>,
     /// Held while a connection is made: all together have one more than those that they use.
     last_search: tokio::sync::Mutex<LastSearch>,
+    /// What a command has written about its waiting; none for a server, which logs outages.
+    reported: Option<Mutex<String>>,
 }
 
 #[derive(Default)]
@@ -119,13 +122,26 @@ struct LastSearch {
 }
 
 impl Servers {
-    pub(super) fn new(url: Url, tls: Tls) -> Self {
+    pub(super) fn new(url: Url, tls: Tls, is_server: bool) -> Self {
         Self {
             url,
             tls,
             newest: Mutex::default(),
             moves: Arc::default(),
             last_search: tokio::sync::Mutex::default(),
+            reported: (!is_server).then(Mutex::default),
+        }
+    }
+
+    /// Tells the user of a command why it waits.
+    pub(super) fn report(&self, reason: &str) {
+        let Some(reported) = &self.reported else {
+            return;
+        };
+        let mut reported = reported.lock();
+        if *reported != reason {
+            reason.clone_into(&mut reported);
+            write_stderr(format!("waiting for the database: {reason}\n"));
         }
     }
 
@@ -197,8 +213,13 @@ impl Servers {
             if !self.is_outdated(timeline) && !last.is_recent() {
                 // What was found is closed: each connection makes its own.
                 let search = self.search(&mut last, Uses::Commits, LOGIN_TIMEOUT);
-                if let Ok(found) = search.await {
-                    self.found(&found);
+                match search.await {
+                    Ok(found) => self.found(&found),
+                    Err(_) => {
+                        if let Some(reason) = &last.rejected {
+                            self.report(reason);
+                        }
+                    }
                 }
             }
             if self.is_outdated(timeline) {

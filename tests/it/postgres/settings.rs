@@ -1,6 +1,8 @@
 //! Server settings under which a commit is not durable, and the clock of the server.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use crate::harness::postgres::with_client;
 use crate::harness::{
@@ -182,4 +184,34 @@ fn timestamps_come_from_the_database_and_a_node_with_another_clock_logs_it_once(
     };
     assert_eq!(nodes.each_ref().map(warnings), [1, 1]);
     assert_eq!(warnings(&right), 0);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_command_whose_commit_waits_for_a_standby_says_so_and_ends_when_it_is_complete() {
+    let directory = directory();
+    let server = OwnServer::start();
+    let command = |arguments: &[&str]| {
+        let mut command = plantstore(directory.path());
+        command.args(arguments).args(["--store", &server.url]);
+        command
+    };
+    assert!(command(&["migrate"]).status().expect("it runs").success());
+    server.set("synchronous_standby_names", "absent");
+    let mut create = command(&["token", "create", "a"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut stderr = BufReader::new(create.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    stderr.read_line(&mut line).expect("a line");
+    assert!(
+        line.starts_with("waiting for the database: commits at 127.0.0.1:"),
+        "{line}"
+    );
+    server.set("synchronous_standby_names", "");
+    let output = create.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stdout.starts_with(b"plant_"), "{output:?}");
 }
