@@ -24,6 +24,7 @@ mod load;
 mod patroni;
 mod postgres;
 mod power_cuts;
+mod process;
 mod process_faults;
 mod random;
 mod report;

@@ -4,7 +4,6 @@ mod archive;
 mod faults;
 mod link;
 mod machine;
-mod process;
 mod topology;
 
 use std::fmt;
@@ -13,9 +12,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
+
 use crate::checker::{History, Outcome, Sent};
 use crate::harness::{Client, HANG, PATIENCE, directory, run_ok, wait_until};
 use crate::load::{Load, body, outcome_of, send_again};
+use crate::postgres::cluster::scratch;
 use crate::postgres::{Node, load, longest_gap, maximum, median};
 use crate::random::Random;
 use crate::report::{Progress, Report, violation_of_panic};
@@ -32,7 +34,14 @@ const FIRST_SINGLE_ID: i64 = 900_000_000;
 /// The cluster, which all faults share. One that has not recovered from a fault is replaced.
 pub struct Patroni {
     timing: Timing,
-    topology: Option<Topology>,
+    cluster: Option<Cluster>,
+}
+
+/// A cluster with its files, which are kept after a violation.
+struct Cluster {
+    // Dropped in this order.
+    topology: Topology,
+    place: TempDir,
 }
 
 /// What was measured in the runs of a fault.
@@ -62,35 +71,85 @@ impl Patroni {
     pub fn new(timing: Timing) -> Self {
         Self {
             timing,
-            topology: None,
+            cluster: None,
         }
     }
 
     pub fn run(&mut self, fault: Fault, seed: u64, runs: usize, progress: &Progress) -> Report {
         let [_, name, method] = fault.names();
         let mut report = Report::new(name, method);
+        let cluster = self.cluster.take();
+        match cluster.map_or_else(|| Cluster::start(self.timing), Ok) {
+            Err(violation) => report.add(0, 0, vec![violation]),
+            Ok(mut cluster) => {
+                cluster.run(fault, seed, runs, progress, &mut report);
+                if report.wrong.is_empty() {
+                    self.cluster = Some(cluster);
+                } else {
+                    cluster.topology.write_logs(cluster.place.path());
+                    drop(cluster.topology);
+                    keep(cluster.place);
+                }
+            }
+        }
+        report
+    }
+}
+
+/// Keeps a directory, to find the reason of a violation.
+fn keep(place: TempDir) {
+    println!("the files of the cluster are in {}", place.keep().display());
+}
+
+impl Cluster {
+    fn start(timing: Timing) -> Result<Self, String> {
+        let place = scratch();
+        let started = catch_unwind(|| Topology::start(timing, place.path()));
+        match started {
+            Ok(topology) => Ok(Self { topology, place }),
+            Err(panic) => {
+                keep(place);
+                Err(violation_of_panic(panic.as_ref()))
+            }
+        }
+    }
+
+    fn run(
+        &mut self,
+        fault: Fault,
+        seed: u64,
+        runs: usize,
+        progress: &Progress,
+        report: &mut Report,
+    ) {
+        let Self { topology, place } = self;
         let mut random = Random::new(seed);
         let mut all = History::default();
         let mut measured = Measured::default();
-        // Not given back after a violation or a panic: the next fault has a new cluster.
-        let topology = self.topology.take();
-        let mut topology = topology.unwrap_or_else(|| Topology::start(self.timing));
-        let backup = Backup::new(&topology);
+        let mut backup = None;
         let first = topology.runs;
+        let wrong = without_panic(topology, |topology| {
+            backup = Some(Backup::new(topology, place.path()));
+            Vec::new()
+        });
+        report.add(0, 0, wrong);
         for number in 0..runs {
+            if !report.wrong.is_empty() {
+                return;
+            }
             let mut history = History::default();
-            let wrong = without_panic(&mut topology, |topology| {
+            let wrong = without_panic(topology, |topology| {
                 let random = &mut random;
                 run(topology, fault, number, random, &mut history, &mut measured)
             });
             report.add(1, history.acknowledged().count(), wrong);
             all.append(history);
             progress.step();
-            if !report.wrong.is_empty() {
-                return report;
-            }
         }
-        let wrong = without_panic(&mut topology, |topology| {
+        let Some(backup) = backup.filter(|_| report.wrong.is_empty()) else {
+            return;
+        };
+        let wrong = without_panic(topology, |topology| {
             // A later failover must not have lost plants of an earlier run.
             let ids = first_id(first)..=first_id(topology.runs) - 1;
             let mut wrong = topology.at_leader(|database| {
@@ -105,10 +164,9 @@ impl Patroni {
         });
         report.add(0, 0, wrong);
         if report.wrong.is_empty() {
+            backup.delete();
             report.note = measured.to_string();
-            self.topology = Some(topology);
         }
-        report
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Node {
     place: TempDir,
     pub address: SocketAddr,
     arguments: Vec<String>,
+    /// What the node logged before it was last started.
+    earlier_log: String,
 }
 
 impl Node {
@@ -58,6 +60,7 @@ impl Node {
             place,
             address,
             arguments,
+            earlier_log: String::new(),
         }
     }
 
@@ -68,7 +71,12 @@ impl Node {
 
     /// Starts the node again after it has exited.
     pub fn start_again(&mut self) {
+        self.earlier_log += &self.server.everything_logged();
         self.server = serve(&self.place, self.address, &self.arguments);
+    }
+
+    pub fn log(&self) -> String {
+        self.earlier_log.clone() + &self.server.everything_logged()
     }
 
     fn load(&self, load: Load) -> Running {

@@ -2,45 +2,45 @@
 //! contain every acknowledged plant, whichever machines have failed in between.
 
 use std::fs;
-use std::path::Path;
-
-use tempfile::TempDir;
+use std::path::{Path, PathBuf};
 
 use crate::harness::postgres::with_client;
 use crate::harness::{directory, run_ok, wait_until};
 use crate::patroni::topology::Topology;
-use crate::postgres::cluster::{Postgres, finish, programs, scratch, unprivileged};
+use crate::postgres::cluster::{Postgres, programs};
+use crate::process::{finish, unprivileged};
 
 const BASE_BACKUP: &str = include_str!("../../../deploy/ha/base-backup.sh");
 const RESTORE: &str = include_str!("../../../deploy/ha/restore.sh");
 
 /// The machine with the backups.
 pub struct Backup {
-    place: TempDir,
+    directory: PathBuf,
 }
 
 impl Backup {
-    /// Makes a base backup. WAL that was archived before is deleted.
-    pub fn new(topology: &Topology) -> Self {
+    /// Makes a base backup in this directory. WAL that was archived before is deleted.
+    pub fn new(topology: &Topology, place: &Path) -> Self {
         topology.wait_until_healthy();
-        let place = scratch();
+        let directory = place.join("backup");
+        let wal = directory.join("backups/wal");
+        finish(unprivileged(Path::new("mkdir"), place).arg("-p").arg(wal));
         let run = |program: &str, arguments: &[&str]| {
-            finish(unprivileged(Path::new(program), place.path()).args(arguments));
+            finish(unprivileged(Path::new(program), &directory).args(arguments));
         };
-        run("mkdir", &["-p", "backups/wal"]);
         for (number, machine) in (1..).zip(&topology.machines) {
             // In place of moving the files to this machine.
             let archive = machine.archive().display().to_string();
             run("ln", &["-s", &archive, &format!("backups/wal/pg{number}")]);
         }
         for (name, script) in [("base-backup.sh", BASE_BACKUP), ("restore.sh", RESTORE)] {
-            fs::write(place.path().join(name), script).expect("a file");
+            fs::write(directory.join(name), script).expect("a file");
         }
         let machines = topology.machines.iter();
         let ports: Vec<_> = machines
             .map(|machine| machine.ports.postgres.to_string())
             .collect();
-        let mut backup = unprivileged(Path::new("sh"), place.path());
+        let mut backup = unprivileged(Path::new("sh"), &directory);
         backup
             .args(["base-backup.sh", "backups"])
             .env("PG_BIN_DIR", programs())
@@ -49,23 +49,27 @@ impl Backup {
             .env("PGUSER", "replicator")
             .env("PGPASSWORD", "change-me-2");
         finish(&mut backup);
-        Self { place }
+        Self { directory }
     }
 
     /// Waits until everything that is committed is archived, and restores it on a server of its own, which `plantstore check` verifies.
-    pub fn restore(self, topology: &Topology) -> Postgres {
+    pub fn restore(&self, topology: &Topology) -> Postgres {
         let segment = topology.at_leader(end_segment);
         for (number, machine) in (1..).zip(&topology.machines) {
             let file = machine.archive().join(&segment);
             wait_until(&format!("pg{number} archives {segment}"), || file.exists());
         }
-        let mut restore = unprivileged(Path::new("sh"), self.place.path());
+        let mut restore = unprivileged(Path::new("sh"), &self.directory);
         finish(restore.args(["restore.sh", "backups", "data"]));
-        let hba = self.place.path().join("data/pg_hba.conf");
+        let hba = self.directory.join("data/pg_hba.conf");
         fs::write(hba, "host all all 127.0.0.1/32 trust\n").expect("a file");
-        let server = Postgres::start_in(self.place);
+        let server = Postgres::start_in(&self.directory);
         run_ok(directory().path(), &["check", "--store", &server.url()]);
         server
+    }
+
+    pub fn delete(self) {
+        fs::remove_dir_all(self.directory).expect("a directory");
     }
 }
 

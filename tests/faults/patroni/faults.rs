@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 use crate::harness::wait_until;
 use crate::patroni::topology::{NODE_OF_PGBOUNCER, Roles, Topology};
 use crate::postgres::Node;
-use crate::postgres::cluster::is_stopped;
+use crate::process::is_stopped;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -266,10 +266,10 @@ impl Fault {
 /// As an upgrade of the packages of a machine does it.
 fn restart_machine(topology: &mut Topology, at: usize) {
     let machine = &mut topology.machines[at];
-    machine.etcd.stop();
+    machine.etcd.stop(Signal::TERM);
     machine.etcd.start();
-    machine.patroni.stop();
-    machine.pgbouncer.stop();
+    machine.patroni.stop(Signal::TERM);
+    machine.pgbouncer.stop(Signal::TERM);
     machine.start_others();
     topology.wait_until_healthy();
 }

@@ -1,19 +1,16 @@
 //! One of three machines: etcd, Patroni with its PostgreSQL, and PgBouncer, with the files of `deploy/ha`.
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 
-use crate::harness::wait_until;
+use crate::harness::{http_get, replace, wait_until};
 use crate::patroni::link::Link;
-use crate::patroni::process::Process;
-use crate::patroni::topology::response;
-use crate::postgres::cluster::{
-    children, finish, free_port, is_alive, kill_with_backends, programs, remove_shared_memory,
-    scratch, unprivileged,
-};
+use crate::postgres::cluster::{free_port, kill_with_backends, programs, remove_shared_memory};
+use crate::process::{Process, children, finish, is_alive, unprivileged};
 
 const ETCD: &str = include_str!("../../../deploy/ha/etcd.env");
 const PATRONI: &str = include_str!("../../../deploy/ha/patroni.yml");
@@ -79,6 +76,9 @@ impl Timing {
     }
 }
 
+/// A machine that is paused accepts connections and does not respond.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The role of the Plant Store nodes.
 pub const ROLE: &str = "plantstore_node";
 pub const PASSWORD: &str = "secret";
@@ -114,13 +114,21 @@ pub struct Machine {
     to_etcd: Vec<Link>,
     pub to_postgres: Link,
     to_rest: Link,
-    pub place: TempDir,
+    pub directory: PathBuf,
 }
 
 impl Machine {
-    /// The machine with this index; nothing is started yet.
-    pub fn new(at: usize, all: &[Ports], timing: Timing) -> Self {
-        let (number, ports, place) = (at + 1, all[at], scratch());
+    /// The machine with this index, in a directory of its own; nothing is started yet.
+    pub fn new(at: usize, all: &[Ports], timing: Timing, place: &Path) -> Self {
+        let (number, ports) = (at + 1, all[at]);
+        let directory = place.join(format!("pg{number}"));
+        // As the guide does it, by the user that runs PostgreSQL.
+        let archive = directory.join("archive");
+        finish(
+            unprivileged(Path::new("mkdir"), place)
+                .arg("-p")
+                .arg(archive),
+        );
         let peers: Vec<_> = (1..)
             .zip(all)
             .map(|(n, ports)| format!("etcd{n}=http://127.0.0.1:{}", ports.etcd_peer))
@@ -152,7 +160,7 @@ impl Machine {
             .map(|link| format!("127.0.0.1:{}", link.port))
             .collect();
         let on_port = |port: u16| format!("127.0.0.1:{port}");
-        let data = place.path().join("data");
+        let data = directory.join("data");
         let patroni = variables(
             PATRONI_VARIABLES,
             &[
@@ -174,38 +182,41 @@ impl Machine {
                 ),
                 (
                     "PATRONI_POSTGRESQL_PGPASS",
-                    &place.path().join("pgpass").display().to_string(),
+                    &directory.join("pgpass").display().to_string(),
                 ),
             ],
         );
         let write = |name: &str, text: String| {
-            fs::write(place.path().join(name), text).expect("a file");
+            fs::write(directory.join(name), text).expect("a file");
         };
-        let change = |text: String, (from, to): (&str, String)| {
-            assert!(text.contains(from), "{from:?} in deploy/ha/patroni.yml");
-            text.replace(from, &to)
-        };
+        let change = |text: String, (from, to): (&str, String)| replace(&text, from, &to);
         let changes = timing.changes().into_iter();
         write("patroni.yml", changes.fold(PATRONI.to_owned(), change));
         write("userlist.txt", format!("\"{ROLE}\" \"{PASSWORD}\"\n"));
-        let of_pgbouncer = PGBOUNCER
-            .replace("10.0.0.1", "127.0.0.1")
-            .replace("port=5432", &format!("port={}", ports.postgres))
-            .replace("6432", &ports.pgbouncer.to_string())
-            .replace("/etc/pgbouncer/", "");
-        write("pgbouncer.ini", of_pgbouncer);
-        let directory = place.path();
-        // As the guide does it, by the user that runs PostgreSQL.
-        finish(unprivileged(Path::new("mkdir"), directory).arg("archive"));
+        let changes = [
+            ("=10.0.0.1 ", "=127.0.0.1 ".to_owned()),
+            ("= 10.0.0.1\n", "= 127.0.0.1\n".to_owned()),
+            ("port=5432", format!("port={}", ports.postgres)),
+            (
+                "listen_port = 6432",
+                format!("listen_port = {}", ports.pgbouncer),
+            ),
+            ("= /etc/pgbouncer/", "= ".to_owned()),
+        ];
+        let pgbouncer = changes.into_iter().fold(PGBOUNCER.to_owned(), change);
+        write("pgbouncer.ini", pgbouncer);
         Self {
-            etcd: Process::new("etcd", &[], etcd, directory),
-            patroni: Process::new("patroni", &["patroni.yml"], patroni, directory),
-            pgbouncer: Process::new("pgbouncer", &["pgbouncer.ini"], Vec::new(), directory),
+            etcd: Process::new("etcd", &[], &directory).with_variables(etcd),
+            patroni: Process::new("patroni", &["patroni.yml"], &directory)
+                .with_variables(patroni)
+                // Ends its PostgreSQL.
+                .with_orphan_signal("TERM"),
+            pgbouncer: Process::new("pgbouncer", &["pgbouncer.ini"], &directory),
             ports,
             to_etcd,
             to_postgres,
             to_rest,
-            place,
+            directory,
         }
     }
 
@@ -216,8 +227,10 @@ impl Machine {
 
     /// Starts everything but etcd, as in the guide: until that has decided on its version, Patroni would fail.
     pub fn start_others(&mut self) {
+        let etcd = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.etcd));
         wait_until("etcd has decided", || {
-            let version = response(self.ports.etcd, "/version").unwrap_or_default();
+            self.etcd.assert_runs();
+            let version = http_get(etcd, "/version", RESPONSE_TIMEOUT).unwrap_or_default();
             version.contains("etcdcluster") && !version.contains("not_decided")
         });
         self.patroni.start();
@@ -269,11 +282,11 @@ impl Machine {
 
     /// Where PostgreSQL archives its WAL.
     pub fn archive(&self) -> PathBuf {
-        self.place.path().join("archive")
+        self.directory.join("archive")
     }
 
     fn data(&self) -> PathBuf {
-        self.place.path().join("data")
+        self.directory.join("data")
     }
 
     /// Patroni's PostgreSQL is not a child of it, so its process is found by the file that it writes.
@@ -297,11 +310,18 @@ impl Machine {
         }
     }
 
-    /// The end of the logs, for the report of a failure.
+    /// Fails if a program has ended by itself.
+    pub fn assert_runs(&self) {
+        for process in [&self.etcd, &self.patroni, &self.pgbouncer] {
+            process.assert_runs();
+        }
+    }
+
+    /// The end of the logs, for the report of a failure. That of Patroni has what PostgreSQL logs.
     pub fn last_lines(&self) -> String {
-        let text = fs::read_to_string(self.patroni.log_path()).unwrap_or_default();
-        let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(8)..].join("\n    ")
+        let logs = [(&self.patroni, 12), (&self.pgbouncer, 4), (&self.etcd, 4)];
+        let logs = logs.map(|(process, count)| process.last_lines(count));
+        logs.join("\n    ")
     }
 }
 

@@ -2,25 +2,22 @@
 //! PgBouncer.
 
 use std::fmt::Write as _;
-use std::io::{Read, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::harness::postgres::with_client;
-use crate::harness::{output, wait_until};
-use crate::patroni::machine::{Machine, PASSWORD, Ports, ROLE, Timing};
-use crate::postgres::cluster::{free_port, unprivileged};
+use crate::harness::{http_get, output, replace, wait_until};
+use crate::patroni::machine::{Machine, PASSWORD, Ports, RESPONSE_TIMEOUT, ROLE, Timing};
+use crate::postgres::cluster::free_port;
 use crate::postgres::nodes::Balancer;
 use crate::postgres::{Node, prepare};
+use crate::process::unprivileged;
 
 const HAPROXY: &str = include_str!("../../../deploy/ha/haproxy.cfg");
-
-/// A machine that is paused accepts connections and does not respond.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The index of the last node, which is the one that uses PgBouncer.
 pub const NODE_OF_PGBOUNCER: usize = 1;
@@ -48,9 +45,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    pub fn start(timing: Timing) -> Self {
+    /// Its files are in this directory.
+    pub fn start(timing: Timing, place: &Path) -> Self {
         let ports = [(); 3].map(|()| Ports::new());
-        let mut machines: Vec<_> = (0..3).map(|at| Machine::new(at, &ports, timing)).collect();
+        let mut machines: Vec<_> = (0..3)
+            .map(|at| Machine::new(at, &ports, timing, place))
+            .collect();
         for machine in &mut machines {
             machine.etcd.start();
         }
@@ -66,27 +66,22 @@ impl Topology {
         let stores = stores(&machines, 0);
         let token = prepare(&stores[0]);
         let mut configuration = HAPROXY.to_owned();
-        let mut replace = |from: &str, to: &str| {
-            assert!(
-                configuration.contains(from),
-                "{from} in deploy/ha/haproxy.cfg"
-            );
-            configuration = configuration.replace(from, to);
-        };
         let mut nodes = Vec::new();
         for (number, store) in (1..).zip(stores) {
             let ops = free_port();
             let ops_address = format!("127.0.0.1:{ops}");
             let node = Node::start(&store, &token, &["--ops-listen", &ops_address]);
-            replace(
+            configuration = replace(
+                &configuration,
                 &format!("10.0.0.1{number}:8080 check port 9090"),
                 &format!("{} check port {ops}", node.address),
             );
             nodes.push(node);
         }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-        replace("bind 10.0.0.20:8080", &format!("bind {address}"));
-        let balancer = Balancer::with(&configuration, address, nodes.len());
+        let bind = format!("bind {address}");
+        configuration = replace(&configuration, "bind 10.0.0.20:8080", &bind);
+        let balancer = Balancer::with(&configuration, address, nodes.len(), place);
         Self {
             balancer,
             nodes,
@@ -141,6 +136,7 @@ impl Topology {
     /// Waits until a machine other than this one is the leader and has been promoted: until then its commits go to the old one.
     pub fn wait_for_other_leader(&self, than: usize) {
         wait_until("another machine is the leader", || {
+            self.machines.iter().for_each(Machine::assert_runs);
             let mut others = (0..self.machines.len()).filter(|at| *at != than);
             others.any(|at| is_primary(&self.machines[at]))
         });
@@ -152,7 +148,7 @@ impl Topology {
         for _ in 0..ATTEMPTS_MAX {
             let roles = self.wait_until_healthy();
             let machine = &self.machines[roles.leader];
-            let mut command = unprivileged(Path::new("patronictl"), machine.place.path());
+            let mut command = unprivileged(Path::new("patronictl"), &machine.directory);
             command.envs(machine.patroni.variables());
             let name = |at: usize| format!("pg{}", at + 1);
             command.args(["-c", "patroni.yml", "switchover", "plants", "--force"]);
@@ -177,7 +173,17 @@ impl Topology {
             let lines = machine.last_lines();
             write!(text, "\n  pg{}: {cluster}\n    {lines}", at + 1).expect("it is a string");
         }
+        let lines = self.balancer.last_lines();
+        write!(text, "\n  HAProxy:\n    {lines}").expect("it is a string");
         text
+    }
+
+    /// Writes the logs of the nodes to files; those of the other programs are there already.
+    pub fn write_logs(&self, place: &Path) {
+        for (number, node) in (1..).zip(&self.nodes) {
+            let file = place.join(format!("node{number}.log"));
+            fs::write(file, node.log()).expect("a file");
+        }
     }
 }
 
@@ -203,6 +209,7 @@ fn store(ports: impl Iterator<Item = u16>) -> String {
 fn wait_for_roles(machines: &[Machine]) -> Roles {
     let mut roles = None;
     wait_until("all machines follow one leader", || {
+        machines.iter().for_each(Machine::assert_runs);
         roles = roles_in(machines);
         roles.is_some()
     });
@@ -268,18 +275,6 @@ fn is_primary(machine: &Machine) -> bool {
 
 /// The body of a response of Patroni.
 fn ask(machine: &Machine, path: &str) -> Option<String> {
-    response(machine.ports.rest, path)
-}
-
-/// The body of a response of this port.
-pub fn response(port: u16, path: &str) -> Option<String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect_timeout(&address, RESPONSE_TIMEOUT).ok()?;
-    stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).ok()?;
-    let request = format!("GET {path} HTTP/1.0\r\n\r\n");
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut response = String::new();
-    stream.read_to_string(&mut response).ok()?;
-    let (_, body) = response.split_once("\r\n\r\n")?;
-    Some(body.to_owned())
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, machine.ports.rest));
+    http_get(address, path, RESPONSE_TIMEOUT)
 }

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +15,8 @@ use tokio::time::timeout;
 use tokio_postgres::SimpleQueryMessage;
 
 use crate::harness::postgres::with_client;
-use crate::harness::{HANG, PATIENCE, directory, output, wait_for_exit, wait_until};
+use crate::harness::{HANG, PATIENCE, directory, output, wait_until};
+use crate::process::{Process, children, finish, is_alive, unprivileged};
 
 /// Small memory and short timeouts; settings that affect durability keep their defaults.
 const SETTINGS: [&str; 9] = [
@@ -33,9 +34,10 @@ const SETTINGS: [&str; 9] = [
 ];
 
 pub struct Postgres {
-    place: TempDir,
+    process: Process,
     port: u16,
-    child: Option<Child>,
+    directory: PathBuf,
+    place: Option<TempDir>,
 }
 
 impl Postgres {
@@ -65,70 +67,61 @@ impl Postgres {
     }
 
     /// On the files in `data` of this directory.
-    pub fn start_in(place: TempDir) -> Self {
-        let mut server = Self {
-            place,
-            port: free_port(),
-            child: None,
-        };
+    pub fn start_in(directory: &Path) -> Self {
+        let mut server = Self::new_in(directory, free_port());
         server.start();
         server
     }
 
     fn new(port: u16) -> Self {
+        let place = scratch();
+        let mut server = Self::new_in(place.path(), port);
+        server.place = Some(place);
+        server
+    }
+
+    fn new_in(directory: &Path, port: u16) -> Self {
+        let port_argument = port.to_string();
+        let mut arguments = vec!["-D", "data", "-p", &port_argument];
+        arguments.extend(SETTINGS.iter().flat_map(|setting| ["-c", setting]));
+        // An immediate shutdown ends its backends and removes its shared memory.
+        let process = Process::new(programs().join("postgres"), &arguments, directory)
+            .with_orphan_signal("QUIT");
         Self {
-            place: scratch(),
+            process,
             port,
-            child: None,
+            directory: directory.to_owned(),
+            place: None,
         }
     }
 
     fn command(&self, program: &str) -> Command {
-        unprivileged(&programs().join(program), self.place.path())
+        unprivileged(&programs().join(program), &self.directory)
     }
 
     /// Starts the server, and waits until it accepts connections.
     pub fn start(&mut self) {
-        let log = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.log_path())
-            .expect("a log");
-        let mut command = self.command("postgres");
-        command.args(["-D", "data", "-p", &self.port.to_string()]);
-        for setting in SETTINGS {
-            command.args(["-c", setting]);
-        }
-        command
-            .stdout(log.try_clone().expect("a log"))
-            .stderr(log)
-            .process_group(0);
-        let mut child = command.spawn().expect("PostgreSQL starts");
+        self.process.start();
         let port = self.port.to_string();
         wait_until("PostgreSQL takes connections", || {
-            let ended = child.try_wait().expect("a child");
-            assert!(ended.is_none(), "PostgreSQL ended:\n{}", self.log());
+            self.process.assert_runs();
             let mut ask = self.command("pg_isready");
             let ask = ask.args(["--quiet", "--host=127.0.0.1", "--port", &port]);
             output(ask).status.success()
         });
-        self.child = Some(child);
     }
 
     /// Kills the server and all its backends at once, as if the machine failed.
     pub fn kill(&mut self) {
-        let Some(mut child) = self.child.take() else {
-            return;
-        };
-        kill_with_backends(Pid::from_child(&child));
-        let _ = child.wait();
+        if let Some(postmaster) = self.process.pid() {
+            kill_with_backends(postmaster);
+        }
+        self.process.kill();
     }
 
     /// Stops the server cleanly.
     pub fn stop(&mut self) {
-        let mut child = self.child.take().expect("it was running");
-        kill_process(Pid::from_child(&child), Signal::INT).expect("it was running");
-        wait_for_exit(&mut child);
+        self.process.stop(Signal::INT);
     }
 
     /// The URL of the database `plants`.
@@ -194,18 +187,14 @@ impl Postgres {
     }
 
     pub fn log(&self) -> String {
-        fs::read_to_string(self.log_path()).unwrap_or_default()
-    }
-
-    fn log_path(&self) -> PathBuf {
-        self.place.path().join("log")
+        self.process.log()
     }
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.kill();
-        remove_shared_memory(&self.place.path().join("data"));
+        remove_shared_memory(&self.directory.join("data"));
     }
 }
 
@@ -219,21 +208,6 @@ pub fn remove_shared_memory(data: &Path) {
     if let Some(memory) = memory {
         let _ = output(Command::new("ipcrm").args(["-m", memory]));
     }
-}
-
-/// A command that runs in this directory, not as root: PostgreSQL does not run as root.
-pub fn unprivileged(program: &Path, directory: &Path) -> Command {
-    let mut command = if geteuid().is_root() {
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"])
-            .arg(program);
-        command
-    } else {
-        Command::new(program)
-    };
-    command.current_dir(directory).stdin(Stdio::null());
-    command
 }
 
 /// A temporary directory for unprivileged programs, in memory if there is room: only processes are killed here, which lose nothing that is written to a
@@ -263,13 +237,21 @@ pub fn scratch() -> TempDir {
 /// A free port below the ephemeral range, so that no client connection takes it while the server restarts. Each process
 /// uses its own hundred ports, so that two suites can run at the same time.
 pub fn free_port() -> u16 {
+    static HUNDRED: LazyLock<(u16, TcpListener)> = LazyLock::new(own_hundred_ports);
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 20_000 + 100 * u16::try_from(std::process::id() % 120).expect("small");
+    let (first, _) = &*HUNDRED;
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (0..100)
-        .map(|_| first + NEXT.fetch_add(1, Ordering::Relaxed) % 100)
+    (1..100)
+        .map(|_| first + 1 + NEXT.fetch_add(1, Ordering::Relaxed) % 99)
         .find(is_free)
         .expect("a free port")
+}
+
+/// The first of a hundred ports that no other suite uses. It is bound for as long as this one runs, which shows that to the others.
+fn own_hundred_ports() -> (u16, TcpListener) {
+    let hundreds = (20_000..32_000).step_by(100);
+    let bound = |first| Some((first, TcpListener::bind(("127.0.0.1", first)).ok()?));
+    hundreds.into_iter().find_map(bound).expect("free ports")
 }
 
 /// The programs of the newest installed version.
@@ -281,13 +263,6 @@ pub fn programs() -> PathBuf {
     installed
         .max()
         .expect("PostgreSQL is installed: make setup")
-}
-
-/// Runs a program, which has to exit with 0.
-pub fn finish(command: &mut Command) {
-    let output = output(command);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {said}");
 }
 
 /// Kills a postmaster and all its backends at once, and waits until they have ended.
@@ -303,36 +278,4 @@ pub fn kill_with_backends(postmaster: Pid) {
     while processes.iter().any(|process| is_alive(*process)) && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }
-}
-
-pub fn children(parent: Pid) -> Vec<Pid> {
-    let parent = parent.as_raw_nonzero().to_string();
-    let processes = fs::read_dir("/proc").expect("/proc");
-    let processes = processes.filter_map(|entry| {
-        let path = entry.ok()?.path();
-        let (_, its_parent) = state_and_parent(&path)?;
-        let number = path.file_name()?.to_str()?.parse().ok()?;
-        (its_parent == parent).then(|| Pid::from_raw(number))?
-    });
-    processes.collect()
-}
-
-/// Whether the process still runs; a zombie does not.
-pub fn is_alive(process: Pid) -> bool {
-    let path = format!("/proc/{}", process.as_raw_nonzero());
-    state_and_parent(Path::new(&path)).is_some_and(|(state, _)| state != "Z")
-}
-
-/// Whether a signal has stopped the process.
-pub fn is_stopped(process: Pid) -> bool {
-    let path = format!("/proc/{}", process.as_raw_nonzero());
-    state_and_parent(Path::new(&path)).is_some_and(|(state, _)| state == "T")
-}
-
-/// From `/proc/1/stat`: `1 (init) S 0 …`.
-fn state_and_parent(process: &Path) -> Option<(String, String)> {
-    let text = fs::read_to_string(process.join("stat")).ok()?;
-    let (_, rest) = text.rsplit_once(") ")?;
-    let mut words = rest.split(' ').map(str::to_owned);
-    Some((words.next()?, words.next()?))
 }

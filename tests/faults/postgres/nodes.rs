@@ -2,22 +2,19 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{Read, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use crate::checker::{History, Outcome};
 use crate::harness::transport::{Transport, certificate, transport};
-use crate::harness::{PATIENCE, directory, wait_for_exit, wait_until};
+use crate::harness::{PATIENCE, directory, http_get, wait_until};
 use crate::load::Load;
 use crate::postgres::cluster::free_port;
 use crate::postgres::database::Database;
 use crate::postgres::{Node, load, prepare, settle};
+use crate::process::Process;
 use crate::random::Random;
 use crate::report::{Progress, Report};
 
@@ -74,7 +71,8 @@ pub fn rolling(seed: u64, runs: usize, progress: &Progress) -> Report {
     let database = Database::new();
     let token = prepare(&database.url());
     let mut nodes = [(); 3].map(|()| Node::start(&database.url(), &token, &[]));
-    let balancer = Balancer::start(&nodes);
+    let place = directory();
+    let balancer = Balancer::start(&nodes, place.path());
     let mut all = History::default();
     let (mut retries, mut attempts) = (0, 0);
     for number in 0..runs {
@@ -115,24 +113,21 @@ fn tls(protocol: &str) -> String {
 pub struct Balancer {
     pub address: SocketAddr,
     statistics: SocketAddr,
-    child: Child,
+    process: Process,
     nodes: usize,
-    file: PathBuf,
-    _place: TempDir,
+    directory: PathBuf,
 }
 
-fn haproxy(configuration: &Path, more: &[&str]) -> Child {
-    let mut haproxy = Command::new("haproxy");
-    haproxy.args(["-db", "-f"]).arg(configuration).args(more);
-    let quiet = haproxy
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    quiet.spawn().expect("HAProxy is installed: make setup")
+/// Starts HAProxy, which reads the certificate of the nodes.
+fn haproxy(directory: &Path, more: &[&str]) -> Process {
+    let arguments = [&["-db", "-f", "haproxy.cfg"], more].concat();
+    let mut haproxy = Process::new("haproxy", &arguments, directory).privileged();
+    haproxy.start();
+    haproxy
 }
 
 impl Balancer {
-    fn start(nodes: &[Node]) -> Self {
+    fn start(nodes: &[Node], directory: &Path) -> Self {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut configuration = format!(
             "defaults
@@ -163,12 +158,11 @@ backend nodes
             writeln!(configuration, "  server node{number} {address}{tls}")
                 .expect("it is a string");
         }
-        Self::with(&configuration, address, nodes.len())
+        Self::with(&configuration, address, nodes.len(), directory)
     }
 
-    /// With a configuration whose backend `nodes` has the servers `node1`, `node2` …
-    pub fn with(configuration: &str, address: SocketAddr, nodes: usize) -> Self {
-        let place = directory();
+    /// With a configuration whose backend `nodes` has the servers `node1`, `node2` … Its files are in this directory.
+    pub fn with(configuration: &str, address: SocketAddr, nodes: usize, directory: &Path) -> Self {
         let statistics = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let configuration = format!(
             "{configuration}
@@ -178,15 +172,13 @@ frontend statistics
   stats uri /
 "
         );
-        let file = place.path().join("haproxy.cfg");
-        fs::write(&file, configuration).expect("a file");
+        fs::write(directory.join("haproxy.cfg"), configuration).expect("a file");
         let balancer = Self {
             address,
             statistics,
-            child: haproxy(&file, &[]),
+            process: haproxy(directory, &[]),
             nodes,
-            file,
-            _place: place,
+            directory: directory.to_owned(),
         };
         balancer.wait_until_all_are_up();
         balancer
@@ -195,42 +187,32 @@ frontend statistics
     /// As `systemctl reload haproxy` does it: a new process takes over the ports, and the old one ends when it has forwarded the
     /// responses that it waits for.
     pub fn reload(&mut self) {
-        let pid = self.child.id().to_string();
-        let new = haproxy(&self.file, &["-sf", &pid]);
-        let mut old = std::mem::replace(&mut self.child, new);
-        wait_for_exit(&mut old);
+        let pid = self.process.pid().expect("it runs").as_raw_nonzero();
+        let new = haproxy(&self.directory, &["-sf", &pid.to_string()]);
+        let mut old = std::mem::replace(&mut self.process, new);
+        old.wait_for_exit();
         self.wait_until_all_are_up();
     }
 
     pub fn wait_until_all_are_up(&self) {
         wait_until("HAProxy gives requests to all nodes", || {
+            self.process.assert_runs();
             (0..self.nodes).all(|at| self.is_up(at))
         });
     }
 
     /// Whether the health check of this node passes again.
     pub fn is_up(&self, at: usize) -> bool {
-        let all = self.statistics().unwrap_or_default();
+        // As CSV, one line per server.
+        let all = http_get(self.statistics, "/;csv;norefresh", PATIENCE).unwrap_or_default();
         let its_line = all
             .lines()
             .find_map(|line| line.strip_prefix(&format!("nodes,node{},", at + 1)));
         its_line.is_some_and(|line| line.split(',').nth(15) == Some("UP"))
     }
 
-    /// The statistics as CSV, one line per server.
-    fn statistics(&self) -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(self.statistics)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(b"GET /;csv;norefresh HTTP/1.0\r\n\r\n")?;
-        let mut all = String::new();
-        stream.read_to_string(&mut all)?;
-        Ok(all)
-    }
-}
-
-impl Drop for Balancer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// The end of its log: which nodes were up and down.
+    pub fn last_lines(&self) -> String {
+        self.process.last_lines(8)
     }
 }

@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub use client::{Client, Response, add_request};
+pub use client::{Client, Response, add_request, http_get};
 use transport::{Bridge, Transport, bridge, certificate, transport};
 
 /// The timeout of every wait, far longer than anything takes.
@@ -107,6 +107,12 @@ pub fn run_ok(directory: &Path, arguments: &[&str]) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {errors}");
     String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Replaces text that must be there, such as a value in a file of `deploy/`.
+pub fn replace(text: &str, from: &str, to: &str) -> String {
+    assert!(text.contains(from), "{from:?} in:\n{text}");
+    text.replace(from, to)
 }
 
 /// Waits until a condition holds.

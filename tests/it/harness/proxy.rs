@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command};
 
-use super::{Client, Server, free_port, wait_until};
+use super::{Client, Server, free_port, replace, wait_until};
 
 const HAPROXY: &str = include_str!("../../../deploy/haproxy.cfg");
 const NGINX: &str = include_str!("../../../deploy/nginx.conf");
@@ -47,11 +47,8 @@ impl Proxy {
     pub fn plain_haproxy(server: &Server, change: impl Fn(String) -> String) -> Self {
         Self::haproxy_with(server, |config| {
             let config = replace(&config, " ssl crt plants.pem alpn h2,http/1.1", "");
-            change(
-                config
-                    .replace("request 10s", "request 1s")
-                    .replace("client 60s", "client 1s"),
-            )
+            let config = replace(&config, "request 10s", "request 1s");
+            change(replace(&config, "client 60s", "client 1s"))
         })
     }
 
@@ -76,9 +73,8 @@ impl Proxy {
     pub fn plain_nginx(server: &Server) -> Self {
         Self::nginx_with(server, |config| {
             let config = replace(&config, " ssl;", ";");
-            let config = config
-                .replace("_timeout 10s", "_timeout 1s")
-                .replace("_timeout 30s", "_timeout 1s");
+            let config = replace(&config, "_timeout 10s", "_timeout 1s");
+            let config = replace(&config, "_timeout 30s", "_timeout 1s");
             let is_tls = |line: &&str| !line.contains("ssl_certificate");
             config.split_inclusive('\n').filter(is_tls).collect()
         })
@@ -88,7 +84,7 @@ impl Proxy {
         let port = free_port();
         let directory = server.directory().to_str().expect("UTF-8");
         let config = replace(NGINX, "listen 443", &format!("listen 127.0.0.1:{port}"));
-        let config = config.replace("/etc/ssl/plants/", &format!("{directory}/"));
+        let config = replace(&config, "/etc/ssl/plants/", &format!("{directory}/"));
         let config = change(replace(
             &config,
             "127.0.0.1:8080",
@@ -115,10 +111,4 @@ impl Proxy {
         wait_until("the proxy listens", || Client::try_connect(address).is_ok());
         proxy
     }
-}
-
-/// Replaces text that must be there.
-fn replace(config: &str, from: &str, to: &str) -> String {
-    assert!(config.contains(from), "{from}");
-    config.replace(from, to)
 }
