@@ -2,8 +2,8 @@
 
 mod archive;
 mod faults;
-mod link;
 mod machine;
+mod network;
 mod topology;
 
 use std::fmt;

@@ -151,9 +151,7 @@ fn classify(error: &Error) -> Failure {
     let Some(code) = error.code() else {
         return Failure::Unknown; // the connection is lost, or the response is invalid
     };
-    let severity = error
-        .as_db_error()
-        .and_then(DbError::parsed_severity);
+    let severity = error.as_db_error().and_then(DbError::parsed_severity);
     if matches!(severity, Some(Severity::Fatal | Severity::Panic)) {
         // The server process has ended, perhaps after the commit: a failed sync of the WAL, or a disk that is full then, is a PANIC.
         return Failure::Unknown;

@@ -18,6 +18,7 @@ pub enum Fault {
     LeaderPaused,
     LeaderCutOff,
     StandbyLost,
+    StandbyCutOff,
     EtcdMemberLost,
     EtcdMajorityLost,
     PgBouncerKilled,
@@ -32,10 +33,11 @@ pub const LEADER_FAILURES: [Fault; 3] = [
     Fault::LeaderMachineKilled,
 ];
 
-pub const OTHERS: [Fault; 8] = [
+pub const OTHERS: [Fault; 9] = [
     Fault::LeaderPaused,
     Fault::LeaderCutOff,
     Fault::StandbyLost,
+    Fault::StandbyCutOff,
     Fault::EtcdMemberLost,
     Fault::EtcdMajorityLost,
     Fault::PgBouncerKilled,
@@ -70,12 +72,17 @@ impl Fault {
             Self::LeaderCutOff => [
                 "leader cut off",
                 "Patroni: network of the leader cut",
-                "proxies that forward nothing until another machine is the leader; one node still reaches the old one",
+                "proxies that forward nothing from and to its machine until another machine is the leader; one node still reaches the old one",
             ],
             Self::StandbyLost => [
                 "replica lost",
                 "Patroni: standby lost",
                 "kill -9 of everything on the machine of the synchronous and of the other standby in turn",
+            ],
+            Self::StandbyCutOff => [
+                "replica cut off",
+                "Patroni: network of a standby cut",
+                "proxies that forward nothing from and to the machine of the synchronous and of the other standby in turn",
             ],
             Self::EtcdMemberLost => [
                 "etcd member lost",
@@ -117,6 +124,7 @@ impl Fault {
             synchronous,
             other,
         } = roles;
+        let standby = [synchronous, other][number % 2];
         let machines = &mut topology.machines;
         match self {
             Self::LeaderPostgresKilled => {
@@ -138,21 +146,16 @@ impl Fault {
                 vec![leader]
             }
             Self::LeaderCutOff => {
-                // The links to Patroni of the other machines are used by the leader too.
-                for machine in machines.iter() {
-                    machine.cut_rest(true);
-                }
-                machines[leader].cut_off(true);
+                topology.network.cut_off(Some(leader));
                 vec![leader]
             }
             Self::StandbyLost => {
-                let victim = if number.is_multiple_of(2) {
-                    synchronous
-                } else {
-                    other
-                };
-                machines[victim].kill();
-                vec![victim]
+                machines[standby].kill();
+                vec![standby]
+            }
+            Self::StandbyCutOff => {
+                topology.network.cut_off(Some(standby));
+                vec![standby]
             }
             Self::EtcdMemberLost => {
                 let victim = (leader + number) % 3;
@@ -219,6 +222,8 @@ impl Fault {
 
     /// Waits until the fault has its full effect.
     pub fn wait(self, topology: &Topology, victims: &[usize]) {
+        // After this time a leader that cannot renew its lock would have been replaced.
+        let ttl = Duration::from_secs(topology.timing.ttl + 4);
         match self {
             Self::LeaderPatroniKilled
             | Self::LeaderMachineKilled
@@ -226,8 +231,12 @@ impl Fault {
             | Self::LeaderCutOff
             | Self::Switchover => topology.wait_for_other_leader(victims[0]),
             Self::StandbyLost | Self::EtcdMemberLost | Self::EtcdMajorityLost => {
-                // Until a leader that cannot renew its lock would have been replaced.
-                thread::sleep(Duration::from_secs(topology.timing.ttl + 4));
+                thread::sleep(ttl);
+            }
+            Self::StandbyCutOff => {
+                thread::sleep(ttl);
+                // Commits have waited for this one, perhaps, and must do so no longer.
+                topology.wait_for_other_standby(victims[0]);
             }
             Self::PgBouncerKilled => wait_until("the node of PgBouncer is not ready", || {
                 !topology.balancer.is_up(NODE_OF_PGBOUNCER)
@@ -250,14 +259,9 @@ impl Fault {
                 Self::LeaderPatroniKilled => machine.patroni.start(),
                 Self::LeaderMachineKilled | Self::StandbyLost => machine.start(),
                 Self::LeaderPaused => machine.resume(),
-                Self::LeaderCutOff => machine.cut_off(false),
+                Self::LeaderCutOff | Self::StandbyCutOff => topology.network.cut_off(None),
                 Self::EtcdMemberLost | Self::EtcdMajorityLost => machine.etcd.start(),
                 Self::PgBouncerKilled => machine.pgbouncer.start(),
-            }
-        }
-        if self == Self::LeaderCutOff {
-            for machine in machines.iter() {
-                machine.cut_rest(false);
             }
         }
     }

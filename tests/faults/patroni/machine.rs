@@ -3,12 +3,14 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{http_get, replace, wait_until};
-use crate::patroni::link::Link;
+use crate::harness::tcp_proxy::TcpProxy;
+use crate::harness::{Client, replace, wait_until};
+use crate::patroni::network::Network;
 use crate::postgres::cluster::{free_port, kill_with_backends, programs, remove_shared_memory};
 use crate::process::{Process, children, finish, is_alive, unprivileged};
 
@@ -105,48 +107,69 @@ impl Ports {
     }
 }
 
+/// What other machines use in place of the ports of a machine. The nodes use only that of PostgreSQL: when a machine is cut off, the
+/// node that uses PgBouncer still reaches it.
+pub struct Routes {
+    etcd: TcpProxy,
+    etcd_peer: TcpProxy,
+    rest: TcpProxy,
+    pub postgres: TcpProxy,
+}
+
+impl Routes {
+    pub fn new(network: &Arc<Network>, machine: usize, ports: &Ports) -> Self {
+        let route = |port| network.route(machine, port);
+        Self {
+            etcd: route(ports.etcd),
+            etcd_peer: route(ports.etcd_peer),
+            rest: route(ports.rest),
+            postgres: route(ports.postgres),
+        }
+    }
+}
+
 pub struct Machine {
     pub ports: Ports,
     pub etcd: Process,
     pub patroni: Process,
     pub pgbouncer: Process,
-    /// The network of this machine: from Patroni to each etcd, and from others to its PostgreSQL and Patroni.
-    to_etcd: Vec<Link>,
-    pub to_postgres: Link,
-    to_rest: Link,
     pub directory: PathBuf,
 }
 
 impl Machine {
     /// The machine with this index, in a directory of its own; nothing is started yet.
-    pub fn new(at: usize, all: &[Ports], timing: Timing, place: &Path) -> Self {
+    pub fn new(
+        at: usize,
+        directory: PathBuf,
+        all: &[Ports],
+        routes: &[Routes],
+        timing: Timing,
+    ) -> Self {
         let (number, ports) = (at + 1, all[at]);
-        let directory = place.join(format!("pg{number}"));
+        let Routes {
+            etcd,
+            etcd_peer,
+            rest,
+            postgres,
+        } = &routes[at];
         // As the guide does it, by the user that runs PostgreSQL.
-        let archive = directory.join("archive");
-        finish(
-            unprivileged(Path::new("mkdir"), place)
-                .arg("-p")
-                .arg(archive),
-        );
+        finish(unprivileged(Path::new("mkdir"), &directory).arg("archive"));
         let peers: Vec<_> = (1..)
-            .zip(all)
-            .map(|(n, ports)| format!("etcd{n}=http://127.0.0.1:{}", ports.etcd_peer))
+            .zip(routes)
+            .map(|(n, routes)| format!("etcd{n}=http://{}", routes.etcd_peer.address))
             .collect();
-        let to_etcd: Vec<_> = all.iter().map(|ports| Link::new(ports.etcd)).collect();
-        let to_postgres = Link::new(ports.postgres);
-        let to_rest = Link::new(ports.rest);
-        let [client, peer] =
-            [ports.etcd, ports.etcd_peer].map(|port| format!("http://127.0.0.1:{port}"));
+        let listen = |port: u16| format!("http://127.0.0.1:{port}");
+        let advertised = |route: &TcpProxy| format!("http://{}", route.address);
+        let hosts = routes.iter().map(|routes| routes.etcd.address.to_string());
         let etcd = variables(
             ETCD,
             &[
                 ("ETCD_NAME", &format!("etcd{number}")),
                 ("ETCD_DATA_DIR", "etcd"),
-                ("ETCD_LISTEN_PEER_URLS", &peer),
-                ("ETCD_INITIAL_ADVERTISE_PEER_URLS", &peer),
-                ("ETCD_LISTEN_CLIENT_URLS", &client),
-                ("ETCD_ADVERTISE_CLIENT_URLS", &client),
+                ("ETCD_LISTEN_PEER_URLS", &listen(ports.etcd_peer)),
+                ("ETCD_INITIAL_ADVERTISE_PEER_URLS", &advertised(etcd_peer)),
+                ("ETCD_LISTEN_CLIENT_URLS", &listen(ports.etcd)),
+                ("ETCD_ADVERTISE_CLIENT_URLS", &advertised(etcd)),
                 ("ETCD_INITIAL_CLUSTER", &peers.join(",")),
                 (
                     "ETCD_HEARTBEAT_INTERVAL",
@@ -155,10 +178,7 @@ impl Machine {
                 ("ETCD_ELECTION_TIMEOUT", &timing.etcd_election.to_string()),
             ],
         );
-        let hosts: Vec<_> = to_etcd
-            .iter()
-            .map(|link| format!("127.0.0.1:{}", link.port))
-            .collect();
+        let hosts = hosts.collect::<Vec<_>>().join(",");
         let on_port = |port: u16| format!("127.0.0.1:{port}");
         let data = directory.join("data");
         let patroni = variables(
@@ -166,15 +186,13 @@ impl Machine {
             &[
                 ("PATRONI_NAME", &format!("pg{number}")),
                 ("PATRONI_RESTAPI_LISTEN", &on_port(ports.rest)),
-                ("PATRONI_RESTAPI_CONNECT_ADDRESS", &on_port(to_rest.port)),
+                ("PATRONI_RESTAPI_CONNECT_ADDRESS", &rest.address.to_string()),
                 ("PATRONI_POSTGRESQL_LISTEN", &on_port(ports.postgres)),
                 (
                     "PATRONI_POSTGRESQL_CONNECT_ADDRESS",
-                    &on_port(to_postgres.port),
+                    &postgres.address.to_string(),
                 ),
-                ("PATRONI_ETCD3_HOSTS", &hosts.join(",")),
-                // Without this, Patroni would ask etcd for its addresses and connect to them directly.
-                ("PATRONI_ETCD3_USE_PROXIES", "true"),
+                ("PATRONI_ETCD3_HOSTS", &hosts),
                 ("PATRONI_POSTGRESQL_DATA_DIR", &data.display().to_string()),
                 (
                     "PATRONI_POSTGRESQL_BIN_DIR",
@@ -213,9 +231,6 @@ impl Machine {
                 .with_orphan_signal("TERM"),
             pgbouncer: Process::new("pgbouncer", &["pgbouncer.ini"], &directory),
             ports,
-            to_etcd,
-            to_postgres,
-            to_rest,
             directory,
         }
     }
@@ -230,7 +245,7 @@ impl Machine {
         let etcd = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.etcd));
         wait_until("etcd has decided", || {
             self.etcd.assert_runs();
-            let version = http_get(etcd, "/version", RESPONSE_TIMEOUT).unwrap_or_default();
+            let version = Client::get(etcd, "/version", RESPONSE_TIMEOUT).unwrap_or_default();
             version.contains("etcdcluster") && !version.contains("not_decided")
         });
         self.patroni.start();
@@ -265,19 +280,6 @@ impl Machine {
         self.signal_postgres(Signal::CONT);
         self.pgbouncer.signal(Signal::CONT);
         self.patroni.signal(Signal::CONT);
-    }
-
-    /// Patroni reaches no etcd, and nothing reaches its PostgreSQL but the PgBouncer of the same machine.
-    pub fn cut_off(&self, cut: bool) {
-        self.to_postgres.cut(cut);
-        for link in &self.to_etcd {
-            link.cut(cut);
-        }
-    }
-
-    /// Other machines do not reach Patroni.
-    pub fn cut_rest(&self, cut: bool) {
-        self.to_rest.cut(cut);
     }
 
     /// Where PostgreSQL archives its WAL.

@@ -4,18 +4,20 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::harness::postgres::with_client;
-use crate::harness::{http_get, output, replace, wait_until};
-use crate::patroni::machine::{Machine, PASSWORD, Ports, RESPONSE_TIMEOUT, ROLE, Timing};
+use crate::harness::{Client, output, replace, wait_until};
+use crate::patroni::machine::{Machine, PASSWORD, Ports, RESPONSE_TIMEOUT, ROLE, Routes, Timing};
+use crate::patroni::network::Network;
 use crate::postgres::cluster::free_port;
 use crate::postgres::nodes::Balancer;
 use crate::postgres::{Node, prepare};
-use crate::process::unprivileged;
+use crate::process::{finish, unprivileged};
 
 const HAPROXY: &str = include_str!("../../../deploy/ha/haproxy.cfg");
 
@@ -39,6 +41,8 @@ pub struct Topology {
     pub balancer: Balancer,
     pub nodes: Vec<Node>,
     pub machines: Vec<Machine>,
+    routes: Vec<Routes>,
+    pub network: Arc<Network>,
     /// How many runs there were: each has its own ids.
     pub runs: usize,
     pub timing: Timing,
@@ -48,8 +52,19 @@ impl Topology {
     /// Its files are in this directory.
     pub fn start(timing: Timing, place: &Path) -> Self {
         let ports = [(); 3].map(|()| Ports::new());
-        let mut machines: Vec<_> = (0..3)
-            .map(|at| Machine::new(at, &ports, timing, place))
+        let directories = [1, 2, 3].map(|number| place.join(format!("pg{number}")));
+        let make = |directory: &PathBuf| {
+            finish(unprivileged(Path::new("mkdir"), place).arg(directory));
+        };
+        directories.iter().for_each(make);
+        let network = Arc::new(Network::new(&directories));
+        let routes: Vec<_> = (0..)
+            .zip(&ports)
+            .map(|(at, ports)| Routes::new(&network, at, ports))
+            .collect();
+        let mut machines: Vec<_> = (0..)
+            .zip(directories)
+            .map(|(at, directory)| Machine::new(at, directory, &ports, &routes, timing))
             .collect();
         for machine in &mut machines {
             machine.etcd.start();
@@ -63,7 +78,7 @@ impl Topology {
             let database = format!("CREATE DATABASE plants OWNER {ROLE}");
             client.batch_execute(&database).await.expect("a database");
         });
-        let stores = stores(&machines, 0);
+        let stores = stores(&machines, &routes, 0);
         let token = prepare(&stores[0]);
         let mut configuration = HAPROXY.to_owned();
         let mut nodes = Vec::new();
@@ -86,6 +101,8 @@ impl Topology {
             balancer,
             nodes,
             machines,
+            routes,
+            network,
             runs: 0,
             timing,
         }
@@ -93,7 +110,10 @@ impl Topology {
 
     /// Restarts the nodes with URLs in which this machine is the first host.
     pub fn list_first(&mut self, machine: usize) {
-        for (at, store) in stores(&self.machines, machine).into_iter().enumerate() {
+        for (at, store) in stores(&self.machines, &self.routes, machine)
+            .into_iter()
+            .enumerate()
+        {
             self.nodes[at].use_store(&store);
             self.restart_node(at);
         }
@@ -142,6 +162,22 @@ impl Topology {
         });
     }
 
+    /// Waits until this standby receives nothing any more, and commits wait for the other one.
+    pub fn wait_for_other_standby(&self, than: usize) {
+        let lost = format!("pg{}", than + 1);
+        wait_until("only the other standby follows the leader", || {
+            self.machines.iter().for_each(Machine::assert_runs);
+            let mut others = (0..self.machines.len()).filter(|at| *at != than);
+            others.any(|at| {
+                let standbys = standbys(&self.machines[at]).unwrap_or_default();
+                !standbys
+                    .iter()
+                    .any(|standby| standby["application_name"] == lost.as_str())
+                    && standbys.iter().any(is_synchronous)
+            })
+        });
+    }
+
     /// As the guide does it; returns the old leader. Patroni rejects it if the roles have changed since they were read.
     pub fn switch_over(&self) -> usize {
         let mut printed = String::new();
@@ -187,17 +223,23 @@ impl Topology {
     }
 }
 
+impl Drop for Topology {
+    fn drop(&mut self) {
+        self.network.end();
+    }
+}
+
 fn superuser(machine: &Machine, database: &str) -> String {
     let port = machine.ports.postgres;
     format!("postgres://postgres:change-me-1@127.0.0.1:{port}/{database}")
 }
 
 /// The store URLs of the two nodes: to PostgreSQL and to PgBouncer, with all hosts, this machine first.
-fn stores(machines: &[Machine], first: usize) -> [String; 2] {
-    let order = || (0..machines.len()).map(move |at| &machines[(first + at) % machines.len()]);
+fn stores(machines: &[Machine], routes: &[Routes], first: usize) -> [String; 2] {
+    let order = || (0..machines.len()).map(move |at| (first + at) % machines.len());
     [
-        store(order().map(|machine| machine.to_postgres.port)),
-        store(order().map(|machine| machine.ports.pgbouncer)),
+        store(order().map(|at| routes[at].postgres.address.port())),
+        store(order().map(|at| machines[at].ports.pgbouncer)),
     ]
 }
 
@@ -237,20 +279,27 @@ fn roles_in(machines: &[Machine]) -> Option<Roles> {
                     && timeline(member) == timeline(&members[0])
             })
     };
-    let leads: Value = serde_json::from_str(&ask(&machines[leader], "/patroni")?).ok()?;
-    let standbys = leads["replication"].as_array()?;
+    let standbys = standbys(&machines[leader])?;
     let are_streaming = standbys.len() == machines.len() - 1
         && standbys
             .iter()
             .all(|standby| standby["state"] == "streaming")
-        && standbys
-            .iter()
-            .any(|standby| standby["sync_state"] == "sync");
+        && standbys.iter().any(is_synchronous);
     (are_streaming && clusters.iter().all(is_complete)).then_some(Roles {
         leader,
         synchronous,
         other,
     })
+}
+
+/// The standbys that receive WAL from this machine; none if its Patroni does not respond, or it is a standby.
+fn standbys(machine: &Machine) -> Option<Vec<Value>> {
+    let state: Value = serde_json::from_str(&ask(machine, "/patroni")?).ok()?;
+    state["replication"].as_array().cloned()
+}
+
+fn is_synchronous(standby: &Value) -> bool {
+    standby["sync_state"] == "sync"
 }
 
 /// What Patroni of this machine says about all of them; none if it does not respond.
@@ -276,5 +325,5 @@ fn is_primary(machine: &Machine) -> bool {
 /// The body of a response of Patroni.
 fn ask(machine: &Machine, path: &str) -> Option<String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, machine.ports.rest));
-    http_get(address, path, RESPONSE_TIMEOUT)
+    Client::get(address, path, RESPONSE_TIMEOUT)
 }

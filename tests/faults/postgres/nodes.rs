@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::checker::{History, Outcome};
 use crate::harness::transport::{Transport, certificate, transport};
-use crate::harness::{PATIENCE, directory, http_get, wait_until};
+use crate::harness::{Client, PATIENCE, directory, wait_until};
 use crate::load::Load;
 use crate::postgres::cluster::free_port;
 use crate::postgres::database::Database;
@@ -204,7 +204,7 @@ frontend statistics
     /// Whether the health check of this node passes again.
     pub fn is_up(&self, at: usize) -> bool {
         // As CSV, one line per server.
-        let all = http_get(self.statistics, "/;csv;norefresh", PATIENCE).unwrap_or_default();
+        let all = Client::get(self.statistics, "/;csv;norefresh", PATIENCE).unwrap_or_default();
         let its_line = all
             .lines()
             .find_map(|line| line.strip_prefix(&format!("nodes,node{},", at + 1)));

@@ -1,12 +1,13 @@
 //! A TCP proxy between a node and its database, which cuts connections within a batch or delays responses.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::harness::tcp_proxy::{Carrier, TcpProxy};
 use crate::random::Random;
 
 /// The probability of a cut per batch, in 256ths.
@@ -34,41 +35,41 @@ const CUTS: [Cut; 4] = [
 
 /// Closes all connections when it is dropped.
 pub struct Proxy {
-    address: SocketAddr,
+    proxy: TcpProxy,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    server: SocketAddr,
     random: Mutex<Random>,
     cuts: [AtomicUsize; CUTS.len()],
     is_cutting: AtomicBool,
     /// Responses are delayed while this is set.
     is_holding: AtomicBool,
     has_ended: AtomicBool,
-    links: Mutex<Vec<Weak<Link>>>,
 }
 
 impl Proxy {
     pub fn start(server: SocketAddr, seed: u64) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
-            server,
             random: Mutex::new(Random::new(seed)),
             cuts: [const { AtomicUsize::new(0) }; CUTS.len()],
             is_cutting: AtomicBool::new(false),
             is_holding: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
-            links: Mutex::default(),
         });
-        let for_thread = Arc::clone(&shared);
-        thread::spawn(move || accept(&listener, &for_thread));
-        Self { address, shared }
+        let for_connections = Arc::clone(&shared);
+        let proxy = TcpProxy::carrying(server, move |_| {
+            Box::new(Batches {
+                shared: Arc::clone(&for_connections),
+                adds: AtomicBool::new(false),
+                planned: Mutex::default(),
+            })
+        });
+        Self { proxy, shared }
     }
 
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.proxy.address
     }
 
     pub fn cut(&self, cut: bool) {
@@ -89,91 +90,65 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.has_ended.store(true, Ordering::SeqCst);
-        let _ = TcpStream::connect(self.address); // wakes up the accept loop
-        let links = self.shared.links.lock().expect("no panic");
-        links
-            .iter()
-            .filter_map(Weak::upgrade)
-            .for_each(|link| link.end());
     }
 }
 
-/// A connection: the node's side and the server's side.
-struct Link {
-    node: TcpStream,
-    server: TcpStream,
+/// The batches of a connection.
+struct Batches {
+    shared: Arc<Shared>,
+    /// Whether the statement of a batch was sent.
+    adds: AtomicBool,
     /// The cut that is planned for the next response.
     planned: Mutex<Option<Cut>>,
 }
 
-impl Link {
-    fn end(&self) {
-        let _ = self.node.shutdown(Shutdown::Both);
-        let _ = self.server.shutdown(Shutdown::Both);
-    }
-}
-
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for node in listener.incoming() {
-        if shared.has_ended.load(Ordering::SeqCst) {
-            return;
-        }
-        let Ok(node) = node else { continue };
-        let Ok(server) = TcpStream::connect(shared.server) else {
-            continue; // the node sees a closed connection
-        };
-        let _ = (node.set_nodelay(true), server.set_nodelay(true));
-        let planned = Mutex::default();
-        let link = Arc::new(Link {
-            node,
-            server,
-            planned,
-        });
-        let mut links = shared.links.lock().expect("no panic");
-        links.retain(|link| link.strong_count() > 0);
-        links.push(Arc::downgrade(&link));
-        drop(links);
-        for carry in [requests, responses] {
-            let (link, shared) = (Arc::clone(&link), Arc::clone(shared));
-            thread::spawn(move || {
-                carry(&link, &shared);
-                link.end();
-            });
-        }
-    }
-}
-
-/// Forwards requests until either side closes the connection or it is cut.
-fn requests(link: &Link, shared: &Shared) -> Option<()> {
-    let mut buffer = vec![0; 1 << 16];
-    let mut adds = false;
-    loop {
-        let bytes = read(&link.node, &mut buffer)?;
+impl Carrier for Batches {
+    fn request(&self, bytes: &[u8], mut server: &TcpStream) -> Option<()> {
         // Only the statement of a batch is prepared, so a message that starts with Bind is a batch. If nothing is prepared, because
         // there may be a pooler, the statement is executed where it is sent.
         let has_insert = bytes
             .windows(29)
             .any(|part| part == b"INSERT INTO plantstore.plants");
-        adds |= has_insert;
-        let is_batch = (adds && bytes[0] == b'B') || (has_insert && has_execute(bytes));
+        let adds = self.adds.fetch_or(has_insert, Ordering::SeqCst) || has_insert;
+        let is_batch = (adds && bytes.starts_with(b"B")) || (has_insert && has_execute(bytes));
+        let shared = &self.shared;
         let cut = is_batch.then(|| shared.plan()).flatten();
         match cut {
             Some(Cut::InTheRequest) => {
                 let part = shared.below(bytes.len());
-                (&link.server).write_all(&bytes[..part]).ok()?;
-                return shared.count(Cut::InTheRequest);
+                server.write_all(&bytes[..part]).ok()?;
+                shared.count(Cut::InTheRequest)
             }
             Some(Cut::AfterTheRequest) => {
-                (&link.server).write_all(bytes).ok()?;
+                server.write_all(bytes).ok()?;
                 let micros = shared.below(2000).saturating_sub(1000); // half of them at once
                 thread::sleep(Duration::from_micros(micros as u64));
-                return shared.count(Cut::AfterTheRequest);
+                shared.count(Cut::AfterTheRequest)
             }
             later => {
-                *link.planned.lock().expect("no panic") = later;
-                (&link.server).write_all(bytes).ok()?;
+                *self.planned.lock().expect("no panic") = later;
+                server.write_all(bytes).ok()
             }
         }
+    }
+
+    fn response(&self, bytes: &[u8], mut client: &TcpStream) -> Option<()> {
+        if bytes.is_empty() {
+            return None; // the server has ended the connection, which is not a cut
+        }
+        let shared = &self.shared;
+        while shared.is_holding.load(Ordering::SeqCst) && !shared.has_ended.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let planned = self.planned.lock().expect("no panic").take();
+        if let Some(cut) = planned {
+            if matches!(cut, Cut::InResponse) {
+                let part = shared.below(bytes.len());
+                let _ = client.write_all(&bytes[..part]);
+            }
+            return shared.count(cut);
+        }
+        client.write_all(bytes).ok()
     }
 }
 
@@ -187,31 +162,6 @@ fn has_execute(mut bytes: &[u8]) -> bool {
         bytes = bytes.get(1 + len..).unwrap_or_default();
     }
     false
-}
-
-/// Forwards responses.
-fn responses(link: &Link, shared: &Shared) -> Option<()> {
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        let bytes = read(&link.server, &mut buffer)?;
-        while shared.is_holding.load(Ordering::SeqCst) && !shared.has_ended.load(Ordering::SeqCst) {
-            thread::sleep(Duration::from_millis(2));
-        }
-        let planned = link.planned.lock().expect("no panic").take();
-        if let Some(cut) = planned {
-            if matches!(cut, Cut::InResponse) {
-                let part = shared.below(bytes.len());
-                let _ = (&link.node).write_all(&bytes[..part]);
-            }
-            return shared.count(cut);
-        }
-        (&link.node).write_all(bytes).ok()?;
-    }
-}
-
-fn read<'a>(mut from: &TcpStream, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    let len = from.read(buffer).ok()?;
-    (len > 0).then(|| &buffer[..len])
 }
 
 impl Shared {

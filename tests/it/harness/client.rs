@@ -23,19 +23,19 @@ pub struct Response {
     pub body: String,
 }
 
-/// The body of a response of any server; none if there is no complete response in time.
-pub fn http_get(address: SocketAddr, path: &str, timeout: Duration) -> Option<String> {
-    let mut stream = TcpStream::connect_timeout(&address, timeout).ok()?;
-    stream.set_read_timeout(Some(timeout)).ok()?;
-    let request = format!("GET {path} HTTP/1.0\r\n\r\n");
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut response = String::new();
-    stream.read_to_string(&mut response).ok()?;
-    let (_, body) = response.split_once("\r\n\r\n")?;
-    Some(body.to_owned())
-}
-
 impl Client {
+    /// The body of a response of any server, without TRANSPORT; none if there is no complete response in time.
+    pub fn get(address: SocketAddr, path: &str, timeout: Duration) -> Option<String> {
+        let mut stream = TcpStream::connect_timeout(&address, timeout).ok()?;
+        stream.set_read_timeout(Some(timeout)).ok()?;
+        let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response).ok()?;
+        let (_, body) = response.split_once("\r\n\r\n")?;
+        Some(body.to_owned())
+    }
+
     pub fn connect(address: SocketAddr) -> Self {
         Self::try_connect(address).expect("a connection")
     }

@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub use client::{Client, Response, add_request, http_get};
+pub use client::{Client, Response, add_request};
 use transport::{Bridge, Transport, bridge, certificate, transport};
 
 /// The timeout of every wait, far longer than anything takes.
