@@ -4,6 +4,7 @@
 mod damage;
 mod hosts;
 mod login;
+mod lost_responses;
 mod own_server;
 mod pooler;
 mod roles;
