@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -67,10 +68,9 @@ fn page_high_availability_and_page_copy() {
     let port = address(&server).port().to_string();
     let variables = [("PGHOST", &*host), ("PGPORT", &*port)];
 
-    let mut text = page("high-availability.md");
-    for port in ["8081", "8082", "8083", "9091", "9092", "9093"] {
-        text = text.replace(port, &free_port().to_string());
-    }
+    let ports = ["8081", "8082", "8083", "9091", "9092", "9093"];
+    let ports = ports.map(|port| (port, free_port().to_string()));
+    let text = with_ports(&page("high-availability.md"), &ports);
     assert_eq!(
         markdown::run(&blocks(&text), directory.path(), &variables),
         1
@@ -86,30 +86,58 @@ fn page_high_availability_and_page_copy() {
     markdown::run(&blocks(&page("copy.md")), directory.path(), &variables);
 }
 
+/// Replaces numbers in one pass, so that a new one is not replaced again.
+fn with_ports(text: &str, ports: &[(&str, String)]) -> String {
+    let mut replaced = String::new();
+    for part in text.split_inclusive(|c: char| !c.is_ascii_digit()) {
+        let number = part.trim_end_matches(|c: char| !c.is_ascii_digit());
+        match ports.iter().find(|(from, _)| *from == number) {
+            Some((_, to)) => replaced += &part.replacen(number, to, 1),
+            None => replaced += part,
+        }
+    }
+    replaced
+}
+
+/// A listener that reserves the seven ports after its own, for servers that are stopped and started again. They are below the
+/// ephemeral range, so that no client connection takes one meanwhile.
+fn reserve_ports() -> (TcpListener, [u16; 7]) {
+    // Free on all addresses of this machine.
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    let reserve = |first: u16| {
+        let reservation = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).ok()?;
+        let ports = [1, 2, 3, 4, 5, 6, 7].map(|number| first + number);
+        ports.iter().all(is_free).then_some((reservation, ports))
+    };
+    let found = (12_000..20_000).step_by(10).find_map(reserve);
+    found.expect("free ports")
+}
+
 /// The ports of the page and of `deploy/ha` are replaced by free ones. Its addresses stay: 127.0.0.2 is an address of this machine
 /// too.
 #[test]
 #[ignore = "takes four minutes; scripts/with-postgres runs it"]
 fn page_patroni() {
+    let (_reservation, free) = reserve_ports();
     let ports = ["2379", "2380", "8008", "5432", "6432", "8080", "9090"];
-    let ports = ports.map(|port| (port, free_port().to_string()));
-    let with_ports = |text: String| {
-        let replace = |text: String, (from, to): &(&str, String)| text.replace(from, to);
-        ports.iter().fold(text, replace)
-    };
+    let ports: Vec<_> = ports
+        .into_iter()
+        .zip(free.map(|port| port.to_string()))
+        .collect();
     let (files, directory) = (directory(), directory());
     for entry in fs::read_dir(Path::new(ROOT).join("deploy/ha")).expect("deploy/ha") {
         let entry = entry.expect("an entry");
         let text = fs::read_to_string(entry.path()).expect("a file");
-        fs::write(files.path().join(entry.file_name()), with_ports(text)).expect("a file");
+        let copy = files.path().join(entry.file_name());
+        fs::write(copy, with_ports(&text, &ports)).expect("a file");
     }
     fs::set_permissions(files.path(), Permissions::from_mode(0o755)).expect("a mode");
-    let page = blocks(&with_ports(page("patroni.md")));
+    let page = blocks(&with_ports(&page("patroni.md"), &ports));
     let path = files.path().display().to_string();
     let variables = [("HA", &*path)];
     assert_eq!(
         markdown::run_unprivileged(&page, directory.path(), &variables),
-        9
+        10
     );
     // A copy that is not synced does not count as a standby.
     for number in 1..=3 {
@@ -117,6 +145,15 @@ fn page_patroni() {
         let log = fs::read_to_string(log).expect("the log of Patroni");
         assert!(!log.contains("\"pg_basebackup\" is now a synchronous standby"));
     }
+}
+
+#[test]
+fn ports_are_replaced_in_one_pass() {
+    let ports = [("2379", "18080".to_owned()), ("8080", "2379".to_owned())];
+    assert_eq!(
+        with_ports("a:2379,b:8080 12379 8080", &ports),
+        "a:18080,b:2379 12379 2379"
+    );
 }
 
 #[test]
@@ -287,14 +324,15 @@ fn the_caddy_example_is_valid() {
 #[test]
 fn the_haproxy_load_balancer_example_is_valid() {
     let directory = directory();
-    let before = "defaults\n  mode http\n  timeout connect 1s\n  timeout client 1m\n  timeout server 1m\n\
-                  frontend all\n  bind 127.0.0.1:8000\n  default_backend plants\n";
-    let backend = block(&page("high-availability.md"), "Load balancer", "haproxy");
+    let example = block(&page("high-availability.md"), "Load balancer", "haproxy");
     let config = directory.path().join("haproxy.cfg");
-    fs::write(&config, format!("{before}{backend}")).expect("a file");
+    fs::write(&config, example).expect("a file");
     let output = tool("haproxy").arg("-c").arg("-f").arg(&config).output();
     let output = output.expect("haproxy runs; `make setup` installs it");
     assert!(output.status.success(), "{output:?}");
+    // It warns about missing timeouts.
+    let warnings = String::from_utf8_lossy(&output.stderr);
+    assert!(!warnings.contains("timeout"), "{warnings}");
 }
 
 /// Every Markdown file for readers: path → text.

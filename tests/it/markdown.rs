@@ -54,7 +54,7 @@ pub fn block(page: &str, heading: &str, language: &str) -> String {
 pub fn run(blocks: &[Block], directory: &Path, variables: &[(&str, &str)]) -> usize {
     let binary = Path::new(env!("CARGO_BIN_EXE_plantstore"));
     let mut bash = Command::new("timeout");
-    bash.args(["120", "bash"]);
+    bash.args(["600", "bash"]);
     run_in(bash, binary, blocks, directory, variables)
 }
 
@@ -65,7 +65,8 @@ pub fn run_unprivileged(blocks: &[Block], directory: &Path, variables: &[(&str, 
     fs::create_dir(directory.join("bin")).expect("a directory");
     fs::copy(env!("CARGO_BIN_EXE_plantstore"), &binary).expect("a copy");
     let mut bash = Command::new("timeout");
-    bash.arg("600");
+    // Far longer than the longest page takes.
+    bash.arg("3600");
     if geteuid().is_root() {
         let owner = Command::new("chown")
             .args(["-R", "nobody:nogroup"])
