@@ -22,7 +22,7 @@ use crate::postgres::{Node, load, longest_gap, maximum, median};
 use crate::random::Random;
 use crate::report::{Progress, Report, violation_of_panic};
 
-use archive::Backup;
+use archive::{Backup, time_at, wait_until_archived};
 pub use faults::{Fault, LEADER_FAILURES, OTHERS};
 pub use machine::Timing;
 use topology::{Roles, Topology};
@@ -127,6 +127,8 @@ impl Cluster {
         let mut all = History::default();
         let mut measured = Measured::default();
         let mut backup = None;
+        // What the clients knew at a time between the first run and later adds.
+        let mut earlier = None;
         let first = topology.runs;
         let wrong = without_panic(topology, |topology| {
             backup = Some(Backup::new(topology, place.path()));
@@ -140,7 +142,11 @@ impl Cluster {
             let mut history = History::default();
             let wrong = without_panic(topology, |topology| {
                 let random = &mut random;
-                run(topology, fault, number, random, &mut history, &mut measured)
+                let wrong = run(topology, fault, number, random, &mut history, &mut measured);
+                if number == 0 {
+                    earlier = Some((topology.at_leader(time_at), history.clone()));
+                }
+                wrong
             });
             report.add(1, history.acknowledged().count(), wrong);
             all.append(history);
@@ -157,9 +163,15 @@ impl Cluster {
                 all.violations_at(database, ids.clone())
             });
             acknowledged_by(&topology.nodes, topology.runs - 1, 2, &mut all);
-            let restored = backup.restore(topology);
-            let of_restored = all.violations_at(&restored.url(), ids).into_iter();
-            wrong.extend(of_restored.map(|violation| format!("{violation} (after a restore)")));
+            wait_until_archived(topology);
+            let (time, earlier) = earlier.expect("there was a run");
+            for (time, history) in [(Some(time.as_str()), &earlier), (None, &all)] {
+                let restored = backup.restore(time);
+                let of_restored = history.violations_at(&restored.url(), ids.clone());
+                let when = time.unwrap_or("the end");
+                let with_time = |violation| format!("{violation} (after a restore to {when})");
+                wrong.extend(of_restored.into_iter().map(with_time));
+            }
             wrong
         });
         report.add(0, 0, wrong);

@@ -52,18 +52,19 @@ impl Backup {
         Self { directory }
     }
 
-    /// Waits until everything that is committed is archived, and restores it on a server of its own, which `plantstore check` verifies.
-    pub fn restore(&self, topology: &Topology) -> Postgres {
-        let segment = topology.at_leader(end_segment);
-        for (number, machine) in (1..).zip(&topology.machines) {
-            let file = machine.archive().join(&segment);
-            wait_until(&format!("pg{number} archives {segment}"), || file.exists());
-        }
+    /// Restores the cluster as it was at a time, or at the end, on a server of its own, which `plantstore check` verifies.
+    pub fn restore(&self, time: Option<&str>) -> Postgres {
+        let place = self
+            .directory
+            .join(time.map_or("at-the-end", |_| "at-a-time"));
+        finish(unprivileged(Path::new("mkdir"), &self.directory).arg(&place));
+        let data = place.join("data");
         let mut restore = unprivileged(Path::new("sh"), &self.directory);
-        finish(restore.args(["restore.sh", "backups", "data"]));
-        let hba = self.directory.join("data/pg_hba.conf");
+        restore.args(["restore.sh", "backups"]).arg(&data);
+        finish(restore.args(time));
+        let hba = data.join("pg_hba.conf");
         fs::write(hba, "host all all 127.0.0.1/32 trust\n").expect("a file");
-        let server = Postgres::start_in(&self.directory);
+        let server = Postgres::start_in(&place);
         run_ok(directory().path(), &["check", "--store", &server.url()]);
         server
     }
@@ -71,6 +72,25 @@ impl Backup {
     pub fn delete(self) {
         fs::remove_dir_all(self.directory).expect("a directory");
     }
+}
+
+/// Waits until all machines have archived everything that is committed.
+pub fn wait_until_archived(topology: &Topology) {
+    let segment = topology.at_leader(end_segment);
+    for (number, machine) in (1..).zip(&topology.machines) {
+        let file = machine.archive().join(&segment);
+        wait_until(&format!("pg{number} archives {segment}"), || file.exists());
+    }
+}
+
+/// The time of the server, to which a backup can be restored.
+pub fn time_at(database: &str) -> String {
+    with_client(database, async |client| {
+        let sql =
+            "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US+00')";
+        let row = client.query_one(sql, &[]).await.expect("a time");
+        row.get(0)
+    })
 }
 
 /// Ends the current WAL segment, which would be archived when it is full; returns its name.
