@@ -1,23 +1,30 @@
 //! The network between the machines, from which one can be cut off: nothing arrives any more, and neither side is notified.
 
+use std::collections::HashMap;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use crate::harness::tcp_proxy::{Carrier, TcpProxy};
 
 /// Everything has the address 127.0.0.1 here. So the machine that a connection comes from is found by its process, which runs in the
-/// directory of its machine; the others, such as Plant Store nodes, belong to none.
+/// directory of its machine; the others, such as Plant Store nodes, belong to none. Processes are looked up only while a
+/// machine is cut off: that can take longer than the timeouts of Patroni and etcd if this machine does other work.
 pub struct Network {
     directories: Vec<PathBuf>,
     cut_off: Mutex<Option<usize>>,
+    connections: Mutex<Connections>,
     has_ended: AtomicBool,
 }
+
+/// The machine of each connection, by its local and its remote port; none for those of other processes.
+type Connections = HashMap<Ports, Option<usize>>;
+type Ports = (u16, u16);
 
 impl Network {
     /// With the directory of each machine.
@@ -27,6 +34,7 @@ impl Network {
         Self {
             directories: directories.iter().map(canonical).collect(),
             cut_off: Mutex::default(),
+            connections: Mutex::default(),
             has_ended: AtomicBool::new(false),
         }
     }
@@ -36,9 +44,13 @@ impl Network {
         let network = Arc::clone(self);
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         TcpProxy::carrying(server, move |client| {
-            let from = network.machine_of(client);
-            let network = Arc::clone(&network);
-            let route = Route { network, from, to };
+            let port = |address: io::Result<SocketAddr>| address.map_or(0, |at| at.port());
+            let route = Route {
+                network: Arc::clone(&network),
+                ports: (port(client.peer_addr()), port(client.local_addr())),
+                from: OnceLock::new(),
+                to,
+            };
             route.wait();
             Box::new(route)
         })
@@ -46,6 +58,10 @@ impl Network {
 
     /// Cuts off this machine, or none. What is sent meanwhile arrives later, as with TCP.
     pub fn cut_off(&self, machine: Option<usize>) {
+        if machine.is_some() {
+            let all = self.all_connections();
+            *self.connections.lock().expect("no panic") = all;
+        }
         *self.cut_off.lock().expect("no panic") = machine;
     }
 
@@ -54,39 +70,55 @@ impl Network {
         self.has_ended.store(true, Ordering::SeqCst);
     }
 
-    fn machine_of(&self, client: &TcpStream) -> Option<usize> {
-        let [client_port, our_port] = [client.peer_addr(), client.local_addr()]
-            .map(|address| address.map_or(0, |address| address.port()));
-        let socket = format!("socket:[{}]", inode(client_port, our_port)?);
-        let processes = fs::read_dir("/proc").ok()?;
-        processes.filter_map(Result::ok).find_map(|process| {
-            let works_in = fs::read_link(process.path().join("cwd")).ok()?;
+    fn machine_of(&self, connection: Ports) -> Option<usize> {
+        let mut connections = self.connections.lock().expect("no panic");
+        if !connections.contains_key(&connection) {
+            *connections = self.all_connections(); // it is new
+        }
+        connections.get(&connection).copied().flatten()
+    }
+
+    fn all_connections(&self) -> Connections {
+        let sockets = sockets();
+        let mut connections: Connections = sockets.values().map(|ports| (*ports, None)).collect();
+        let processes = fs::read_dir("/proc").expect("/proc");
+        for process in processes.filter_map(Result::ok) {
+            let Ok(works_in) = fs::read_link(process.path().join("cwd")) else {
+                continue; // it has ended, or is no process
+            };
             let mut directories = self.directories.iter();
-            let machine = directories.position(|directory| works_in.starts_with(directory))?;
-            let mut files = fs::read_dir(process.path().join("fd")).ok()?;
-            let is_its = |file: &Path| fs::read_link(file).is_ok_and(|to| to == Path::new(&socket));
-            let has_socket = files.any(|file| file.is_ok_and(|file| is_its(&file.path())));
-            has_socket.then_some(machine)
-        })
+            let machine = directories.position(|directory| works_in.starts_with(directory));
+            let files = machine.and_then(|_| fs::read_dir(process.path().join("fd")).ok());
+            for file in files.into_iter().flatten().filter_map(Result::ok) {
+                let file = fs::read_link(file.path()).unwrap_or_default();
+                if let Some(ports) = file.to_str().and_then(|name| sockets.get(name)) {
+                    connections.insert(*ports, machine);
+                }
+            }
+        }
+        connections
     }
 }
 
-/// The inode of the socket with this local and this remote port of 127.0.0.1: a line is
+/// The ports of all connections, by the name of the socket as a file. In /proc/net/tcp, a line is
 /// `0: 0100007F:0CEA 0100007F:8AE2 01 00000000:00000000 00:00000000 00000000 0 0 16741 …`.
-fn inode(local: u16, remote: u16) -> Option<String> {
-    let connections = fs::read_to_string("/proc/net/tcp").ok()?;
-    let ends = [local, remote].map(|port| format!("0100007F:{port:04X}"));
-    connections.lines().find_map(|line| {
+fn sockets() -> HashMap<String, Ports> {
+    let lines = fs::read_to_string("/proc/net/tcp").expect("/proc");
+    let port = |end: &str| u16::from_str_radix(end.split_once(':')?.1, 16).ok();
+    let socket = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
-        let is_it = words.get(1..3)? == ends;
-        is_it.then(|| words.get(9).map(|&inode| inode.to_owned()))?
-    })
+        let ports = (port(words.get(1)?)?, port(words.get(2)?)?);
+        Some((format!("socket:[{}]", words.get(9)?), ports))
+    };
+    lines.lines().filter_map(socket).collect()
 }
 
 /// A connection, from one of the machines or from outside of them.
 struct Route {
     network: Arc<Network>,
-    from: Option<usize>,
+    ports: Ports,
+    /// Looked up once: a connection that the client has closed belongs to no process any more.
+    from: OnceLock<Option<usize>>,
     to: usize,
 }
 
@@ -100,7 +132,12 @@ impl Route {
 
     fn is_cut(&self) -> bool {
         let cut_off = *self.network.cut_off.lock().expect("no panic");
-        cut_off.is_some() && (self.from == cut_off) != (Some(self.to) == cut_off)
+        cut_off.is_some_and(|machine| {
+            let from = self
+                .from
+                .get_or_init(|| self.network.machine_of(self.ports));
+            (*from == Some(machine)) != (self.to == machine)
+        })
     }
 }
 
