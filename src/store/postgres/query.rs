@@ -172,12 +172,12 @@ impl Postgres {
         visit: &mut dyn FnMut(&[PlantRecord]) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
         self.block_on(async |client| {
-            let timeout = client.timeout;
-            let session = match tokio::time::timeout(timeout, client.session()).await {
+            let time_limit = client.timeout;
+            let session = match timeout(time_limit, client.session()).await {
                 Ok(session) => session.map_err(|error| Failure::Unavailable.because(error))?,
                 Err(elapsed) => return Err(Failure::Unavailable.because(elapsed)),
             };
-            let exported = export(&session.client, timeout, visit).await;
+            let exported = export(&session.client, time_limit, visit).await;
             client.session = None; // ends the transaction
             exported
         })

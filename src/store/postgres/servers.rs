@@ -27,7 +27,8 @@ use crate::store::postgres::url::Url;
 /// follows it.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the other servers of a URL are waited for after one of them can be used. Until then, it is the time limit of a connection.
+/// How long the other servers of a URL are waited for after one of them can be used. Until then, and if it is the first that this process
+/// uses, it is `connect_timeout`.
 const NEWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A statement that takes longer makes its connection look for a newer server, and again after as long.
@@ -133,7 +134,7 @@ impl Servers {
         }
     }
 
-    /// Tells the user of a command why it waits.
+    /// Writes to standard error why a command waits.
     pub(super) fn report(&self, reason: &str) {
         let Some(reported) = &self.reported else {
             return;
@@ -310,7 +311,7 @@ impl Servers {
         if let Some(newest) = *self.newest.lock() {
             let Some(timeline) = candidate.timeline else {
                 return Some(format!(
-                    "{host} does not tell its timeline, so it may be a stale primary; the role must be allowed to call pg_control_system()"
+                    "{host} does not report its timeline, so it may be a stale primary; the role must be allowed to call pg_control_system()"
                 ));
             };
             // The only host may lead to another database: that of an operator who has replaced it.
@@ -412,7 +413,7 @@ pub(super) async fn timeline(client: &Client) -> Result<Option<Timeline>, Error>
     }))
 }
 
-/// The process of this connection, and whether commits of this role are stuck; none for an engine that does not tell.
+/// The process of this connection, and whether commits of this role are stuck; none for an engine that does not have them.
 async fn process(client: &Client) -> Result<Option<(Backend, bool)>, Error> {
     let row = optional(client.query_typed_one(PROCESS, &[]).await)?;
     Ok(row.and_then(|row| {

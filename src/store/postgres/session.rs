@@ -122,10 +122,9 @@ impl Session {
                 // A pooler may use another server by now.
                 let timeline = timeline(&self.client).await;
                 let timeline = timeline.map_err(classify_connect_error(&self.database))?;
-                self.timeline =
-                    Some(timeline.ok_or_else(|| {
-                        unreachable(&self.database, "it does not tell its timeline")
-                    })?);
+                self.timeline = Some(timeline.ok_or_else(|| {
+                    unreachable(&self.database, "it does not report its timeline")
+                })?);
             }
             self.settings_checked_at = Instant::now();
         }

@@ -1,6 +1,6 @@
 //! Server settings under which a commit is not durable, and the clock of the server.
 
-use std::io::{BufRead, BufReader};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -140,7 +140,7 @@ fn no_commit_of_plants_is_asynchronous_even_before_a_changed_setting_is_detected
 
 /// Debian installs it in a directory named after the architecture.
 fn libfaketime() -> PathBuf {
-    let places = std::fs::read_dir("/usr/lib").expect("/usr/lib");
+    let places = fs::read_dir("/usr/lib").expect("/usr/lib");
     places
         .map(|place| place.expect("an entry").path())
         .map(|place| place.join("faketime/libfaketimeMT.so.1"))
@@ -198,18 +198,16 @@ fn a_command_whose_commit_waits_for_a_standby_says_so_and_ends_when_it_is_comple
     };
     assert!(command(&["migrate"]).status().expect("it runs").success());
     server.set("synchronous_standby_names", "absent");
-    let mut create = command(&["token", "create", "a"])
+    let messages = directory.path().join("messages");
+    let create = command(&["token", "create", "a"])
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stderr(fs::File::create(&messages).expect("a file"))
         .spawn()
         .expect("it runs");
-    let mut stderr = BufReader::new(create.stderr.take().expect("a pipe"));
-    let mut line = String::new();
-    stderr.read_line(&mut line).expect("a line");
-    assert!(
-        line.starts_with("waiting for the database: commits at 127.0.0.1:"),
-        "{line}"
-    );
+    wait_until("it says why it waits", || {
+        let messages = fs::read_to_string(&messages).expect("a file");
+        messages.starts_with("waiting for the database: commits at 127.0.0.1:")
+    });
     server.set("synchronous_standby_names", "");
     let output = create.wait_with_output().expect("it ends");
     assert!(output.status.success(), "{output:?}");
