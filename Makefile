@@ -7,7 +7,7 @@ DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 FUZZ_VERSION := 0.13.2
 CYCLONEDX_VERSION := 0.5.9
-FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer patroni etcd-server etcd-client openssl
+FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer etcd-server etcd-client openssl python3-venv
 
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
@@ -51,7 +51,8 @@ check: fmt lint docs
 # Caddy (configurations in the docs), Node.js and Chromium (docs page), h2load and wrk (clients over TLS), certbot and Pebble
 # (ACME), an identity provider (JWTs). The full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
-	@scripts/install-missing curl sqlite3 rsync $(FAULT_TOOLS) python3 python3-venv nodejs npm chromium nghttp2-client wrk certbot pebble
+	@scripts/install-missing curl sqlite3 rsync $(FAULT_TOOLS) python3 nodejs npm chromium nghttp2-client wrk certbot pebble
+	@scripts/install-patroni
 	@scripts/npm-install tests/oidc
 
 fmt:
@@ -131,6 +132,7 @@ faults-patroni:
 # All of them: 30 failures of the leader and 10 of each other fault; about 45 minutes. Writes the table of docs/reliability.md.
 faults-patroni-all:
 	@scripts/install-missing $(FAULT_TOOLS)
+	@scripts/install-patroni
 	$(CARGO) test --release --locked --test faults -- --patroni-only --leader-failures 30 --patroni-each 10 --publish
 
 # The faults that depend most on how clients connect, over TLS and over HTTP/2.

@@ -5,4 +5,4 @@ set -eu
 set -a
 . "${ENV_FILE:-/etc/patroni_env.conf}"
 set +a
-exec patronictl -c "${CONFIG_FILE:-/etc/patroni/config.yml}" "$@"
+exec /opt/patroni/bin/patronictl -c "${CONFIG_FILE:-/etc/patroni/config.yml}" "$@"

@@ -225,7 +225,7 @@ impl Machine {
         write("pgbouncer.ini", pgbouncer);
         Self {
             etcd: Process::new("etcd", &[], &directory).with_variables(etcd),
-            patroni: Process::new("patroni", &["patroni.yml"], &directory)
+            patroni: Process::new(installed("patroni"), &["patroni.yml"], &directory)
                 .with_variables(patroni)
                 // Ends its PostgreSQL.
                 .with_orphan_signal("TERM"),
@@ -333,6 +333,11 @@ impl Drop for Machine {
         self.kill();
         remove_shared_memory(&self.data());
     }
+}
+
+/// A program of the Python environment of the guide, which `scripts/install-patroni` makes.
+pub fn installed(program: &str) -> PathBuf {
+    Path::new("/opt/patroni/bin").join(program)
 }
 
 /// The variables of a file, some of them with other values.

@@ -12,7 +12,9 @@ use serde_json::Value;
 
 use crate::harness::postgres::with_client;
 use crate::harness::{Client, output, replace, wait_until};
-use crate::patroni::machine::{Machine, PASSWORD, Ports, RESPONSE_TIMEOUT, ROLE, Routes, Timing};
+use crate::patroni::machine::{
+    Machine, PASSWORD, Ports, RESPONSE_TIMEOUT, ROLE, Routes, Timing, installed,
+};
 use crate::patroni::network::Network;
 use crate::postgres::cluster::free_port;
 use crate::postgres::nodes::Balancer;
@@ -184,7 +186,7 @@ impl Topology {
         for _ in 0..ATTEMPTS_MAX {
             let roles = self.wait_until_healthy();
             let machine = &self.machines[roles.leader];
-            let mut command = unprivileged(Path::new("patronictl"), &machine.directory);
+            let mut command = unprivileged(&installed("patronictl"), &machine.directory);
             command.envs(machine.patroni.variables());
             let name = |at: usize| format!("pg{}", at + 1);
             command.args(["-c", "patroni.yml", "switchover", "plants", "--force"]);
@@ -319,7 +321,7 @@ fn with_role(cluster: &Value, role: &str) -> Option<usize> {
 /// it promotes PostgreSQL.
 fn is_primary(machine: &Machine) -> bool {
     let state = ask(machine, "/patroni").and_then(|body| serde_json::from_str::<Value>(&body).ok());
-    state.is_some_and(|state| state["role"] == "master" || state["role"] == "primary")
+    state.is_some_and(|state| state["role"] == "primary")
 }
 
 /// The body of a response of Patroni.
