@@ -124,9 +124,9 @@ faults-sample:
 	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 
-# A cluster under Patroni: some faults once, each with a restore of its backup. About two minutes.
+# A cluster under Patroni: some faults once, each with a restore of its backup. About three minutes.
 faults-patroni:
-	$(CARGO) test --locked --test faults -- --patroni-only --patient --leader-failures 3 --patroni-each 1 \
+	$(CARGO) test --locked --test faults -- --patroni-only --leader-failures 3 --patroni-each 1 \
 	  --only "leader's PostgreSQL killed,leader killed,replica lost,switchover"
 
 # All of them: 30 failures of the leader and 10 of each other fault; about 45 minutes. Writes the table of docs/reliability.md.

@@ -3,7 +3,7 @@
 //! `faults [--cuts N] [--kills N] [--step N] [--each N] [--failovers N] [--standby-losses N] [--connection-cuts N]
 //! [--rolling N] [--seed S] [--only NAME,NAME] [--postgres-only] [--accidents-only [--case NAME]] [--publish]`, or
 //! `faults --replay RECORDING --seed S --cuts N`, which repeats the power cuts of a saved recording, or `faults --patroni-only
-//! [--leader-failures N] [--patroni-each N] [--patient] [--seed S] [--only NAME,NAME] [--publish]` for a cluster under Patroni.
+//! [--leader-failures N] [--patroni-each N] [--seed S] [--only NAME,NAME] [--publish]` for a cluster under Patroni.
 //!
 //! With `TEST_ENGINE=postgres://user@host:port` and `--postgres-only`, the faults of nodes and connections are injected into nodes that use
 //! that server (`scripts/check-engine`).
@@ -68,8 +68,6 @@ struct Asked {
     /// How often the leader of a cluster under Patroni fails, and how often to inject each other fault of it.
     leader_failures: usize,
     patroni_each: usize,
-    /// Whether a cluster under Patroni has longer timeouts, for a machine that does other work at the same time.
-    is_patient: bool,
     /// The names of the faults to inject; empty for all.
     only: Vec<String>,
     part: Part,
@@ -99,7 +97,6 @@ impl Asked {
             rolling: number("--rolling", 1),
             leader_failures: number("--leader-failures", 3),
             patroni_each: number("--patroni-each", 1),
-            is_patient: at("--patient").is_some(),
             only: value("--only").map_or_else(Vec::new, |names| {
                 names.split(',').map(str::to_owned).collect()
             }),
@@ -297,12 +294,7 @@ impl Suite {
             .map(|fault| (fault, leader_failures))
             .into_iter()
             .chain(patroni::OTHERS.map(|fault| (fault, asked.patroni_each)));
-        let timing = if asked.is_patient {
-            patroni::Timing::PATIENT
-        } else {
-            patroni::Timing::QUICK
-        };
-        let mut cluster = patroni::Patroni::new(timing);
+        let mut cluster = patroni::Patroni::default();
         for (fault, runs) in faults.filter(|(_, runs)| *runs > 0) {
             let [name, ..] = fault.names();
             self.run(

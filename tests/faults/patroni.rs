@@ -24,7 +24,6 @@ use crate::report::{Progress, Report, violation_of_panic};
 
 use archive::{Backup, time_at, wait_until_archived};
 pub use faults::{Fault, LEADER_FAILURES, OTHERS};
-pub use machine::Timing;
 use topology::{Roles, Topology};
 
 /// The ids of a run, below which those of its load and above which those of single plants are.
@@ -32,8 +31,8 @@ const IDS_PER_RUN: i64 = 1_000_000_000;
 const FIRST_SINGLE_ID: i64 = 900_000_000;
 
 /// The cluster, which all faults share. One that has not recovered from a fault is replaced.
+#[derive(Default)]
 pub struct Patroni {
-    timing: Timing,
     cluster: Option<Cluster>,
 }
 
@@ -68,18 +67,11 @@ impl fmt::Display for Measured {
 }
 
 impl Patroni {
-    pub fn new(timing: Timing) -> Self {
-        Self {
-            timing,
-            cluster: None,
-        }
-    }
-
     pub fn run(&mut self, fault: Fault, seed: u64, runs: usize, progress: &Progress) -> Report {
         let [_, name, method] = fault.names();
         let mut report = Report::new(name, method);
         let cluster = self.cluster.take();
-        match cluster.map_or_else(|| Cluster::start(self.timing), Ok) {
+        match cluster.map_or_else(Cluster::start, Ok) {
             Err(violation) => report.add(0, 0, vec![violation]),
             Ok(mut cluster) => {
                 cluster.run(fault, seed, runs, progress, &mut report);
@@ -102,9 +94,9 @@ fn keep(place: TempDir) {
 }
 
 impl Cluster {
-    fn start(timing: Timing) -> Result<Self, String> {
+    fn start() -> Result<Self, String> {
         let place = scratch();
-        let started = catch_unwind(|| Topology::start(timing, place.path()));
+        let started = catch_unwind(|| Topology::start(place.path()));
         match started {
             Ok(topology) => Ok(Self { topology, place }),
             Err(panic) => {

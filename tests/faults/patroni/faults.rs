@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 
 use crate::harness::wait_until;
+use crate::patroni::machine::TTL;
 use crate::patroni::topology::{NODE_OF_PGBOUNCER, Roles, Topology};
 use crate::postgres::Node;
 use crate::process::is_stopped;
@@ -223,7 +224,7 @@ impl Fault {
     /// Waits until the fault has its full effect.
     pub fn wait(self, topology: &Topology, victims: &[usize]) {
         // After this time a leader that cannot renew its lock would have been replaced.
-        let ttl = Duration::from_secs(topology.timing.ttl + 4);
+        let ttl = TTL + Duration::from_secs(4);
         match self {
             Self::LeaderPatroniKilled
             | Self::LeaderMachineKilled

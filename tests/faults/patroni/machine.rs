@@ -19,64 +19,21 @@ const PATRONI: &str = include_str!("../../../deploy/ha/patroni.yml");
 const PATRONI_VARIABLES: &str = include_str!("../../../deploy/ha/patroni.env");
 const PGBOUNCER: &str = include_str!("../../../deploy/ha/pgbouncer.ini");
 
-/// How soon a leader that is not heard of is replaced.
-#[derive(Clone, Copy)]
-pub struct Timing {
-    pub ttl: u64,
-    loop_wait: u64,
-    retry_timeout: u64,
-    /// In milliseconds, like the time until etcd elects another leader of its own.
-    etcd_heartbeat: u64,
-    etcd_election: u64,
-}
+/// Patroni replaces a leader that it has not heard of for this long. It accepts no smaller value.
+pub const TTL: Duration = Duration::from_secs(20);
 
-impl Timing {
-    /// For many failovers on a machine that has nothing else to do.
-    pub const QUICK: Self = Self {
-        ttl: 8,
-        loop_wait: 1,
-        retry_timeout: 3,
-        etcd_heartbeat: 100,
-        etcd_election: 1000,
-    };
-
-    /// For a machine that does other work at the same time, which must not cause failovers.
-    pub const PATIENT: Self = Self {
-        ttl: 20,
-        loop_wait: 2,
-        retry_timeout: 8,
-        etcd_heartbeat: 500,
-        etcd_election: 5000,
-    };
-
-    /// What the suite changes in `patroni.yml`: the time until a failover, less disk space, and no files outside its directory that
-    /// a killed server would leave.
-    fn changes(self) -> [(&'static str, String); 5] {
-        let Self {
-            ttl,
-            loop_wait,
-            retry_timeout,
-            ..
-        } = self;
-        let sockets = "    unix_socket_directories: \"\"\n";
-        [
-            ("    ttl: 30\n", format!("    ttl: {ttl}\n")),
-            (
-                "    loop_wait: 10\n",
-                format!("    loop_wait: {loop_wait}\n"),
-            ),
-            (
-                "    retry_timeout: 10\n",
-                format!("    retry_timeout: {retry_timeout}\n"),
-            ),
-            ("wal_keep_size: 1GB", "wal_keep_size: 256MB".to_owned()),
-            (
-                sockets,
-                format!("{sockets}    dynamic_shared_memory_type: mmap\n"),
-            ),
-        ]
-    }
-}
+/// What the suite changes in `patroni.yml`: the time until a failover, to what the guide recommends for one data center, less disk
+/// space, and no files outside its directory that a killed server would leave.
+const PATRONI_CHANGES: [(&str, &str); 5] = [
+    ("    ttl: 30\n", "    ttl: 20\n"),
+    ("    loop_wait: 10\n", "    loop_wait: 5\n"),
+    ("    retry_timeout: 10\n", "    retry_timeout: 5\n"),
+    ("wal_keep_size: 1GB", "wal_keep_size: 256MB"),
+    (
+        "    unix_socket_directories: \"\"\n",
+        "    unix_socket_directories: \"\"\n    dynamic_shared_memory_type: mmap\n",
+    ),
+];
 
 /// A machine that is paused accepts connections and does not respond.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -138,13 +95,7 @@ pub struct Machine {
 
 impl Machine {
     /// The machine with this index, in a directory of its own; nothing is started yet.
-    pub fn new(
-        at: usize,
-        directory: PathBuf,
-        all: &[Ports],
-        routes: &[Routes],
-        timing: Timing,
-    ) -> Self {
+    pub fn new(at: usize, directory: PathBuf, all: &[Ports], routes: &[Routes]) -> Self {
         let (number, ports) = (at + 1, all[at]);
         let Routes {
             etcd,
@@ -171,11 +122,6 @@ impl Machine {
                 ("ETCD_LISTEN_CLIENT_URLS", &listen(ports.etcd)),
                 ("ETCD_ADVERTISE_CLIENT_URLS", &advertised(etcd)),
                 ("ETCD_INITIAL_CLUSTER", &peers.join(",")),
-                (
-                    "ETCD_HEARTBEAT_INTERVAL",
-                    &timing.etcd_heartbeat.to_string(),
-                ),
-                ("ETCD_ELECTION_TIMEOUT", &timing.etcd_election.to_string()),
             ],
         );
         let hosts = hosts.collect::<Vec<_>>().join(",");
@@ -207,19 +153,19 @@ impl Machine {
         let write = |name: &str, text: String| {
             fs::write(directory.join(name), text).expect("a file");
         };
-        let change = |text: String, (from, to): (&str, String)| replace(&text, from, &to);
-        let changes = timing.changes().into_iter();
-        write("patroni.yml", changes.fold(PATRONI.to_owned(), change));
+        let change = |text: String, (from, to): (&str, &str)| replace(&text, from, to);
+        let patroni_yml = PATRONI_CHANGES.into_iter().fold(PATRONI.to_owned(), change);
+        write("patroni.yml", patroni_yml);
         write("userlist.txt", format!("\"{ROLE}\" \"{PASSWORD}\"\n"));
         let changes = [
-            ("=10.0.0.1 ", "=127.0.0.1 ".to_owned()),
-            ("= 10.0.0.1\n", "= 127.0.0.1\n".to_owned()),
-            ("port=5432", format!("port={}", ports.postgres)),
+            ("=10.0.0.1 ", "=127.0.0.1 "),
+            ("= 10.0.0.1\n", "= 127.0.0.1\n"),
+            ("port=5432", &format!("port={}", ports.postgres)),
             (
                 "listen_port = 6432",
-                format!("listen_port = {}", ports.pgbouncer),
+                &format!("listen_port = {}", ports.pgbouncer),
             ),
-            ("= /etc/pgbouncer/", "= ".to_owned()),
+            ("= /etc/pgbouncer/", "= "),
         ];
         let pgbouncer = changes.into_iter().fold(PGBOUNCER.to_owned(), change);
         write("pgbouncer.ini", pgbouncer);

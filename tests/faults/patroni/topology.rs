@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::harness::postgres::with_client;
 use crate::harness::{Client, output, replace, wait_until};
 use crate::patroni::machine::{
-    Machine, PASSWORD, Ports, RESPONSE_TIMEOUT, ROLE, Routes, Timing, installed,
+    Machine, PASSWORD, Ports, RESPONSE_TIMEOUT, ROLE, Routes, installed,
 };
 use crate::patroni::network::Network;
 use crate::postgres::cluster::free_port;
@@ -47,12 +47,11 @@ pub struct Topology {
     pub network: Arc<Network>,
     /// How many runs there were: each has its own ids.
     pub runs: usize,
-    pub timing: Timing,
 }
 
 impl Topology {
     /// Its files are in this directory.
-    pub fn start(timing: Timing, place: &Path) -> Self {
+    pub fn start(place: &Path) -> Self {
         let ports = [(); 3].map(|()| Ports::new());
         let directories = [1, 2, 3].map(|number| place.join(format!("pg{number}")));
         let make = |directory: &PathBuf| {
@@ -66,7 +65,7 @@ impl Topology {
             .collect();
         let mut machines: Vec<_> = (0..)
             .zip(directories)
-            .map(|(at, directory)| Machine::new(at, directory, &ports, &routes, timing))
+            .map(|(at, directory)| Machine::new(at, directory, &ports, &routes))
             .collect();
         for machine in &mut machines {
             machine.etcd.start();
@@ -106,7 +105,6 @@ impl Topology {
             routes,
             network,
             runs: 0,
-            timing,
         }
     }
 
