@@ -121,6 +121,10 @@ pub enum OpenError {
     #[error("the store {0} is being used by another program; end that program and start again")]
     InUse(PathBuf),
     #[error(
+        "{0}-shm was moved, deleted or replaced while a server uses the store; the server exits when it notices that; then try again"
+    )]
+    SharedMemoryReplaced(PathBuf),
+    #[error(
         "{0} is a backup and is not changed; `plantstore restore {0} --store …` creates a store from it"
     )]
     IsBackup(PathBuf),

@@ -54,6 +54,36 @@ fn two_servers_cannot_share_a_store_but_commands_work_while_one_runs() {
 }
 
 #[test]
+fn a_command_does_not_use_another_shared_memory_file_than_the_server() {
+    let mut server = Server::start();
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    let directory = server.directory().to_owned();
+    let shared_memory = directory.join("plantstore.db-shm");
+    // While it is stopped, the server cannot notice that.
+    server.signal("-STOP");
+    fs::remove_file(&shared_memory).expect("a file");
+    for is_replaced in [false, true] {
+        if is_replaced {
+            fs::write(&shared_memory, "").expect("a file");
+        }
+        for arguments in [&["token", "create", "late"][..], &["list"]] {
+            let output = run(&directory, arguments);
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            let sentence = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                sentence.contains("plantstore.db-shm was moved, deleted or replaced"),
+                "{sentence}"
+            );
+        }
+    }
+    server.signal("-CONT");
+    assert!(!server.wait_for_exit().success());
+    run_ok(&directory, &["token", "create", "later"]);
+    assert_eq!(run_ok(&directory, &["export"]).lines().count(), 1);
+    run_ok(&directory, &["check"]);
+}
+
+#[test]
 fn every_file_is_accessible_to_its_owner_only() {
     let server = Server::start();
     server.add_ok(r#"{"id":1,"name":"x"}"#);

@@ -45,7 +45,8 @@ pub(super) struct FileIdentity {
     next_check: Instant,
 }
 
-type FileId = (u64, u64);
+/// Device and inode.
+pub(super) type FileId = (u64, u64);
 
 /// The suffixes of the files that SQLite has open: the database, its WAL, and the shared memory of that.
 const FILES: [&str; 3] = ["", "-wal", "-shm"];
@@ -154,6 +155,10 @@ impl FileIdentity {
         let link = format!("/proc/self/fd/{}", self.database.as_raw_fd());
         let path = fs::read_link(link).ok()?;
         has_id(&path, self.ids[0]).then_some(path)
+    }
+
+    pub(super) fn shared_memory_id(&self) -> FileId {
+        self.ids[2]
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -292,7 +297,7 @@ fn wal_frames_now(connection: &Connection) -> Option<(i32, i32)> {
     frames.ok()
 }
 
-fn has_id(path: &Path, expected: FileId) -> bool {
+pub(super) fn has_id(path: &Path, expected: FileId) -> bool {
     fs::metadata(path).is_ok_and(|found| id(&found) == expected)
 }
 

@@ -21,6 +21,7 @@ use crate::fs::{
 use crate::store::error::OpenError;
 use crate::store::sqlite::batches;
 use crate::store::sqlite::connection::unusable;
+use crate::store::sqlite::file_identity::{FileId, has_id};
 
 /// How long a command may take to check the WAL of a store that is not served.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -80,6 +81,27 @@ impl LastBatch {
     }
 }
 
+/// Checks that the server of a store, if there is one, uses the file of shared memory at this path. With another one, neither process
+/// would see the locks of the other, and both would write to the same place of the WAL.
+pub(super) fn check_shared_memory(store: &Path) -> Result<(), OpenError> {
+    let recorded = read_lock_file(store).and_then(|text| {
+        let mut words = text.lines().nth(2)?.strip_prefix("shm ")?.split(' ');
+        Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    });
+    let Some(recorded) = recorded else {
+        return Ok(());
+    };
+    let is_at_path = has_id(&with_suffix(store, "-shm"), recorded);
+    if is_at_path || holder(store).is_none_or(|pid| !is_running(&pid)) {
+        return Ok(());
+    }
+    // The server may have been killed, and its process id used again.
+    if Lock::take_if_free(store).is_some() {
+        return Ok(());
+    }
+    Err(OpenError::SharedMemoryReplaced(store.to_owned()))
+}
+
 fn read_lock_file(store: &Path) -> Option<String> {
     let file = open_existing(&with_suffix(store, "-lock"), false).ok()?;
     let mut text = String::new();
@@ -126,6 +148,8 @@ pub(super) struct Lock {
     _database: Option<File>,
     /// What the lock file says.
     last: Option<LastBatch>,
+    /// The file of shared memory that the server uses, which the lock file names too.
+    shared_memory: Option<FileId>,
 }
 
 impl Lock {
@@ -139,7 +163,6 @@ impl Lock {
         while !lock_both().map_err(failed_to("lock", &path))? {
             // A command may be checking the WAL after a crash, which does not take long. It does not write its id.
             let holder = holder(store);
-            let is_running = |pid: &String| Path::new("/proc").join(pid).exists();
             if holder.as_ref().is_some_and(is_running) || start.elapsed() >= CHECK_TIMEOUT {
                 let holder = holder.map(|pid| format!(" (process {pid})"));
                 return Err(OpenError::Locked {
@@ -153,6 +176,7 @@ impl Lock {
             file,
             _database: database,
             last: LastBatch::read(store),
+            shared_memory: None,
         };
         lock.write();
         Ok(lock)
@@ -193,6 +217,12 @@ impl Lock {
         let _ = self.file.write_all_at(text.as_bytes(), BATCH_OFFSET);
     }
 
+    /// Writes to the lock file which file of shared memory the server uses.
+    pub(super) fn record_shared_memory(&mut self, id: FileId) {
+        self.shared_memory = Some(id);
+        self.write();
+    }
+
     /// Accepts whatever database is at this path from now on as complete.
     pub(super) fn forget_batch(&mut self) {
         self.last = None;
@@ -220,8 +250,11 @@ impl Lock {
         let mut text = format!("{:<20}\n", std::process::id());
         if let Some(LastBatch { identity, batch }) = self.last {
             let identity = u128::from_be_bytes(identity);
-            // The text always has the same length, so that one write replaces all of it.
+            // It always has the same length, so that the number can be replaced.
             let _ = writeln!(text, "store {identity:032x} batch {batch:020}");
+        }
+        if let Some((device, inode)) = self.shared_memory {
+            let _ = writeln!(text, "shm {device} {inode}");
         }
         let written = self.file.write_all_at(text.as_bytes(), 0);
         let written = written.and_then(|()| self.file.set_len(text.len() as u64));
@@ -247,6 +280,10 @@ fn try_lock(file: &File) -> io::Result<bool> {
         Err(TryLockError::WouldBlock) => Ok(false),
         Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+fn is_running(pid: &String) -> bool {
+    Path::new("/proc").join(pid).exists()
 }
 
 /// The process id in a lock file.

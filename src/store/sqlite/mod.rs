@@ -113,7 +113,11 @@ impl Sqlite {
         store.lock = lock;
         if let Some(state) = State::read(&store.connection).map_err(unusable(path))? {
             let files = FileIdentity::new(&store.connection, path, state.identity);
-            store.files = Some(files.map_err(failed_to("read the files of", path))?);
+            let files = files.map_err(failed_to("read the files of", path))?;
+            if let Some(lock) = &mut store.lock {
+                lock.record_shared_memory(files.shared_memory_id());
+            }
+            store.files = Some(files);
         }
         let database = File::open(path).map_err(failed_to("open", path))?;
         store.checkpointer = Some(Checkpointer::new(open::shared(path)?, database));

@@ -230,12 +230,15 @@ fn content_of(path: &Path) -> io::Result<Content> {
     Content::of(&open_existing(path, false)?)
 }
 
-/// Waits where SQLite does not, if two processes create one store at the same time.
+/// Waits where SQLite does not: if two processes create one store at the same time, and until a server has noticed that its files were
+/// replaced.
 fn connect(store: &Path) -> Result<Connection, OpenError> {
     let start = Instant::now();
     loop {
         match try_to_connect(store) {
-            Err(OpenError::InUse(_)) if start.elapsed() < BUSY_TIMEOUT => {
+            Err(OpenError::InUse(_) | OpenError::SharedMemoryReplaced(_))
+                if start.elapsed() < BUSY_TIMEOUT =>
+            {
                 thread::sleep(Duration::from_millis(20));
             }
             done => return done,
@@ -247,6 +250,7 @@ fn try_to_connect(store: &Path) -> Result<Connection, OpenError> {
     check_no_orphan(store)?;
     check_one_name(store)?;
     check_wal(store, Damage::Rejected)?;
+    lock::check_shared_memory(store)?;
     let connection = connect_unchecked(store)?;
     lock::check_complete(&connection, store)?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(store))?;
