@@ -20,8 +20,8 @@ use crate::store::types::{Addition, Outcome, PlantRecord, TokenId};
 
 /// Sorted, so that two batches cannot wait for each other. Dated by the clock of the database, which is the same for all nodes.
 ///
-/// `synchronous_commit` is set for this transaction alone: whatever the settings of the server, its role or a session that a
-/// pooler shares become after they were checked, this commit is waited for.
+/// Two settings are set for this transaction alone, whatever those of the server, its role or a session that a pooler shares become
+/// after they were checked: this commit is waited for, and if that wait is cancelled, the server sends the warning that says so.
 macro_rules! insert_batch {
     ($rest:literal) => {
         concat!(
@@ -30,7 +30,8 @@ macro_rules! insert_batch {
              FROM unnest($1::BIGINT[], $2::TEXT[], $3::TEXT[], $4::BIGINT[]) AS new (id, name, tag, added_by),
                   set_config('synchronous_commit',
                              CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
-                             true)
+                             true) AS commits,
+                  set_config('client_min_messages', 'warning', true) AS messages
              ORDER BY id ",
             $rest
         )
@@ -125,10 +126,7 @@ impl Postgres {
             stored => {
                 let outcomes = self.outcomes(batch, &first, stored);
                 // Plants of the batch are stored by now.
-                outcomes.map_err(|error| match error.kind {
-                    Failure::Damaged => error,
-                    _ => Failure::Unknown.because(error.cause),
-                })?
+                outcomes.map_err(|error| Failure::Unknown.because(error.cause))?
             }
         };
         if !token_uses.is_empty() {
@@ -272,7 +270,18 @@ impl Postgres {
             (&times, Type::TIMESTAMPTZ_ARRAY),
             (&tokens, Type::INT8_ARRAY),
         ];
-        self.execute(sql, values).map(drop)
+        let inserted = self.execute(sql, values)?;
+        if inserted < plants.len() as u64 {
+            // An attempt whose response was lost, or whose wait for the standby was cancelled, may have stored the others.
+            self.wait_for_standby()?;
+        }
+        Ok(())
+    }
+
+    /// Returns when the synchronous standby, if there is one, has everything that was committed before: it writes the row of this
+    /// node, and the commit of that waits. True if there was no such row.
+    pub(super) fn wait_for_standby(&mut self) -> Result<bool, StoreError> {
+        Ok(self.query_one(PROBE, &[(&*NODE, Type::INT8)])?.get(0))
     }
 
     /// Checks that the database accepts writes, with a write to the row of this node.
@@ -290,8 +299,7 @@ impl Postgres {
             Failure::Unknown => Failure::Unavailable.because(error.cause), // it wrote nothing
             _ => error,
         })?;
-        let is_first = self.query_one(PROBE, &[(&*NODE, Type::INT8)])?.get(0);
-        if is_first {
+        if self.wait_for_standby()? {
             self.execute_if_fast(DELETE_OLD_NODES, &[]);
         }
         Ok(())

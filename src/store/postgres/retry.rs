@@ -56,10 +56,12 @@ impl RetryingClient {
     async fn connect(&mut self) -> Result<Session, OpenError> {
         let connect = (self.servers).connect(self.uses, self.last_backend, self.timeout);
         let session = connect.await?;
-        schema::ensure(&session, self.schema_check).await?;
+        let last_backend = &mut self.last_backend;
+        *last_backend = session.backend;
+        // A process that upgrades the tables is not ended when its connection is given up.
+        schema::ensure(&session, self.schema_check, || *last_backend = None).await?;
+        *last_backend = session.backend;
         self.schema_check = SchemaCheck::Repeated;
-        // Only now: a process that is still upgrading the tables goes on when its connection is given up.
-        self.last_backend = session.backend;
         Ok(session)
     }
 

@@ -169,8 +169,12 @@ pub(super) enum SchemaCheck {
     Repeated,
 }
 
-/// Verifies, creates or upgrades the tables.
-pub(super) async fn ensure(session: &Session, schema_check: SchemaCheck) -> Result<(), OpenError> {
+/// Verifies, creates or upgrades the tables. Calls `before_upgrade` before it writes.
+pub(super) async fn ensure(
+    session: &Session,
+    schema_check: SchemaCheck,
+    mut before_upgrade: impl FnMut(),
+) -> Result<(), OpenError> {
     let is_first = schema_check != SchemaCheck::Repeated;
     let mut attempt = 1;
     loop {
@@ -195,8 +199,14 @@ pub(super) async fn ensure(session: &Session, schema_check: SchemaCheck) -> Resu
                 let earlier = earlier.map(|(_, version)| version);
                 return Err(not_migrated(earlier.or(found.version)));
             }
-            (_, Some((schema, version))) => move_tables(session, &schema, version).await,
-            (_, None) => create_missing_tables(session, found.has_schema).await,
+            (_, Some((schema, version))) => {
+                before_upgrade();
+                move_tables(session, &schema, version).await
+            }
+            (_, None) => {
+                before_upgrade();
+                create_missing_tables(session, found.has_schema).await
+            }
         };
         match migrated {
             Ok(()) if attempt < ATTEMPTS => {}

@@ -46,6 +46,10 @@ const CHECK_SETTINGS: &str = "
           AND current_setting('synchronous_commit', true) NOT IN ('on', 'remote_apply')
         THEN 'synchronous_commit is ' || current_setting('synchronous_commit', true)
           || ' though there are synchronous standbys: a failover can lose acknowledged plants; set it to on'
+      WHEN current_setting('synchronous_standby_names', true) <> ''
+          AND current_setting('client_min_messages', true) IN ('error', 'fatal', 'panic')
+        THEN 'client_min_messages is ' || current_setting('client_min_messages', true)
+          || ': a commit that no synchronous standby has confirmed would not be reported; set it to warning'
       WHEN current_setting('server_encoding', true) <> 'UTF8'
         THEN 'server_encoding is not UTF8: not every name could be stored'
     END";
@@ -129,7 +133,7 @@ impl Session {
             self.settings_checked_at = Instant::now();
         }
         if self.schema_checked_at.elapsed() >= SCHEMA_CHECK_INTERVAL {
-            schema::ensure(self, SchemaCheck::Repeated).await?;
+            schema::ensure(self, SchemaCheck::Repeated, || {}).await?;
             self.schema_checked_at = Instant::now();
         }
         Ok(())
@@ -260,7 +264,9 @@ async fn drive(
             Ok(AsyncMessage::Notice(notice)) => {
                 if notice.parsed_severity() == Some(Severity::Warning) {
                     tracing::warn!(cause = notice.message(), "warning from the database");
-                    warned.store(true, Ordering::SeqCst);
+                    // Long before its transaction ids are used up, the server sends a warning with each new one.
+                    let is_about_commit = notice.routine() != Some("GetNewTransactionId");
+                    warned.fetch_or(is_about_commit, Ordering::SeqCst);
                 }
             }
             Ok(_) => {}

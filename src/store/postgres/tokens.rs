@@ -52,6 +52,7 @@ impl Postgres {
         if let Some(other) = named.first() {
             let other = rows::token_record(other)?;
             if other.digest == token.digest {
+                self.wait_for_standby()?;
                 return Ok(true);
             }
             if let Some(name) = other.name_when_replaced() {
@@ -71,7 +72,11 @@ impl Postgres {
             (&&*token.name, Type::TEXT),
             (&token.digest.0.as_slice(), Type::BYTEA),
         ];
-        Ok(!self.query(sql, values)?.is_empty())
+        let is_stored = !self.query(sql, values)?.is_empty();
+        if is_stored {
+            self.wait_for_standby()?;
+        }
+        Ok(is_stored)
     }
 
     pub(crate) fn rotate_token(
@@ -245,7 +250,9 @@ impl Postgres {
         let insert = format!("{INSERT} ON CONFLICT DO NOTHING RETURNING id");
         let insert = recording(TokenEvent::Copied, &insert, "TRUE");
         for token in new {
-            self.write_token(token, TokenId::of(&token.digest), &insert, user)?;
+            if !self.write_token(token, TokenId::of(&token.digest), &insert, user)? {
+                self.wait_for_standby()?;
+            }
         }
         Ok(())
     }

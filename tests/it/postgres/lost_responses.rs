@@ -1,4 +1,5 @@
-//! A batch is committed, and the node does not learn it: then it may be stored, whatever fails afterwards.
+//! A batch is committed, and the node does not learn it, or a warning comes with the response: then it may be stored, whatever fails
+//! afterwards.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::harness::tcp_proxy::{Carrier, TcpProxy};
-use crate::harness::{Server, directory, run_ok, wait_until};
+use crate::harness::{Response, Server, directory, run_ok, wait_until};
 use crate::postgres::{BODY, address, url};
 
 /// What happens to the responses to batches.
@@ -84,14 +85,70 @@ fn add_without_response(response: Vec<u8>, statements_max: usize) {
     assert!(run_ok(path, &["export"]).contains(r#""id":1"#));
 }
 
+/// A message of the server.
+fn message(kind: u8, fields: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(fields.len() + 4).expect("it is short");
+    [&[kind], &len.to_be_bytes()[..], fields].concat()
+}
+
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
 fn a_batch_may_be_stored_after_the_database_has_panicked() {
     // As when the WAL cannot be extended after a commit.
-    let mut panic = b"SPANIC\0VPANIC\0C53100\0Mcould not write to file\0\0".to_vec();
-    let len = u32::try_from(panic.len() + 4).expect("it is short");
-    panic.splice(..0, [b'E'].into_iter().chain(len.to_be_bytes()));
-    add_without_response(panic, 1);
+    let panic = b"SPANIC\0VPANIC\0C53100\0Mcould not write to file\0\0";
+    add_without_response(message(b'E', panic), 1);
+}
+
+/// Sends a warning before each response to a batch.
+struct Warnings {
+    warning: Vec<u8>,
+    adds: AtomicBool,
+}
+
+impl Carrier for Warnings {
+    fn request(&self, bytes: &[u8], mut server: &TcpStream) -> Option<()> {
+        let adds = contains(bytes, b"INSERT INTO plantstore.plants");
+        self.adds.fetch_or(adds, Ordering::SeqCst);
+        server.write_all(bytes).ok()
+    }
+
+    fn response(&self, bytes: &[u8], mut client: &TcpStream) -> Option<()> {
+        if self.adds.load(Ordering::SeqCst) {
+            client.write_all(&self.warning).ok()?;
+        }
+        client.write_all(bytes).ok()
+    }
+}
+
+/// The response to an add whose batches come with a warning from this function of the server.
+fn add_with_warning_from(function: &str) -> Response {
+    let directory = directory();
+    let path = directory.path();
+    let url = url(path);
+    let token = run_ok(path, &["token", "create", "a"]);
+    let fields = format!("SWARNING\0VWARNING\0C01000\0Mtext\0R{function}\0\0");
+    let warning = message(b'N', fields.as_bytes());
+    let proxy = TcpProxy::carrying(address(&url), move |_| {
+        Box::new(Warnings {
+            warning: warning.clone(),
+            adds: AtomicBool::new(false),
+        })
+    });
+    let store = url.replace(&address(&url).to_string(), &proxy.address.to_string());
+    let arguments = ["--store-connections", "1", "--store-timeout", "3s"];
+    let server = Server::start_in(path, &[&["--store", &store][..], &arguments].concat());
+    wait_until("it is ready", || server.ask("/readyz").status == 200);
+    server.connect().add(token.trim(), BODY)
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_warning_leaves_the_outcome_unknown_unless_it_is_about_transaction_ids() {
+    let response = add_with_warning_from("SyncRepWaitForLSN");
+    assert_eq!(response.error(), 50301, "{response:?}");
+    // Sent with every transaction long before the ids are used up.
+    let response = add_with_warning_from("GetNewTransactionId");
+    assert_eq!(response.status, 200, "{response:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The schema `plantstore`: tables of other applications in the same database or schema, and databases of an earlier version.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::thread;
 
@@ -406,6 +407,38 @@ fn a_node_is_ready_while_other_sessions_lock_all_other_rows() {
         let old = "SELECT id::TEXT FROM plantstore.nodes WHERE id < 0";
         wait_until("old rows are deleted", || ask(&url, old) == ["-1"]);
         client.batch_execute("ROLLBACK").await.expect("no locks");
+    });
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn connections_do_not_accumulate_while_the_check_of_the_tables_waits_for_a_lock() {
+    let directory = directory();
+    let url = url(directory.path());
+    let started = Server::start_in(directory.path(), &["--store-timeout", "1s"]);
+    started.add_ok(BODY);
+    let pids = "SELECT pid::TEXT FROM pg_stat_activity
+                WHERE application_name = 'plantstore' AND datname = current_database()";
+    with_client(&url, async |client| {
+        let lock = "BEGIN; LOCK TABLE plantstore.schema_version IN ACCESS EXCLUSIVE MODE";
+        client.batch_execute(lock).await.expect("a lock");
+        client.query(END_CONNECTIONS, &[]).await.expect("SQL");
+        // A node that starts now has not used the tables before.
+        let mut command = plantstore(directory.path());
+        command.args([&SERVE[..], &["--store-timeout", "1s"]].concat());
+        let starting = Server::spawn(command, directory.path(), started.address());
+        let mut seen = HashSet::new();
+        wait_until("many connections were made", || {
+            let open = ask(&url, pids);
+            assert!(open.len() <= 2 * 10, "{} connections", open.len());
+            seen.extend(open);
+            seen.len() >= 40
+        });
+        drop(starting);
+        client.batch_execute("ROLLBACK").await.expect("no lock");
+    });
+    wait_until("adds are acknowledged again", || {
+        started.add(BODY).status == 200
     });
 }
 

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use crate::harness::postgres::with_client;
 use crate::harness::{
-    Server, added_within_a_minute, directory, plantstore, run, run_ok, wait_until,
+    Server, added_within_a_minute, directory, plantstore, run, run_ok, wait_for_exit, wait_until,
 };
 use crate::postgres::own_server::OwnServer;
 use crate::postgres::{BODY, END_CONNECTIONS, SERVE, refusal, says, sql, url};
@@ -44,6 +44,13 @@ fn with_synchronous_standbys_a_commit_has_to_wait_for_the_flush_of_a_standby() {
     for level in ["on", "remote_apply"] {
         assert!(list(level).status.success(), "{level} with a standby");
     }
+    let url = &postgres.url;
+    let store = format!("{url}?options=-c%20client_min_messages%3Derror");
+    let sentence = refusal(directory.path(), &["token", "list", "--store", &store]);
+    assert!(
+        sentence.contains("client_min_messages is error"),
+        "{sentence}"
+    );
 }
 
 #[test]
@@ -91,12 +98,13 @@ fn a_setting_that_is_changed_under_open_connections_stops_acknowledgements_until
     }
 }
 
-/// For each transaction that adds plants: its `synchronous_commit`, and that of the session.
+/// For each transaction that adds plants: the settings that it has, and those of the session.
 const RECORD: &str = "
-    CREATE TABLE commits (level TEXT, otherwise TEXT);
+    CREATE TABLE commits (name TEXT, setting TEXT, otherwise TEXT);
     CREATE FUNCTION record() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
-        INSERT INTO public.commits SELECT setting, reset_val FROM pg_settings WHERE name = 'synchronous_commit';
+        INSERT INTO public.commits SELECT name, setting, reset_val FROM pg_settings
+        WHERE name IN ('synchronous_commit', 'client_min_messages');
         RETURN NULL;
     END $$;
     CREATE CONSTRAINT TRIGGER record AFTER INSERT ON plantstore.plants DEFERRABLE INITIALLY DEFERRED
@@ -104,7 +112,7 @@ const RECORD: &str = "
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
-fn no_commit_of_plants_is_asynchronous_even_before_a_changed_setting_is_detected() {
+fn a_commit_of_plants_is_waited_for_and_reports_warnings_whatever_the_settings_become() {
     let directory = directory();
     let postgres = OwnServer::start();
     let server = Server::start_in(directory.path(), &["--store", &postgres.url]);
@@ -125,17 +133,23 @@ fn no_commit_of_plants_is_asynchronous_even_before_a_changed_setting_is_detected
             row.expect("a count").get::<_, i64>(0)
         })
     };
-    wait_until("an add is committed under the changed setting", || {
-        wait_until("an add is acknowledged", || add() == 200);
-        sql(&postgres.url, "ALTER SYSTEM SET synchronous_commit = off");
-        sql(&postgres.url, "SELECT pg_reload_conf()");
-        for _ in 0..20 {
-            add();
-        }
-        postgres.set("synchronous_commit", "on");
-        count("otherwise = 'off'") > 0
-    });
-    assert_eq!(count("level <> 'on'"), 0);
+    let settings = [
+        ("synchronous_commit", "off", "on"),
+        ("client_min_messages", "error", "notice"),
+    ];
+    for (name, bad, good) in settings {
+        wait_until("an add is committed under the changed setting", || {
+            wait_until("an add is acknowledged", || add() == 200);
+            sql(&postgres.url, &format!("ALTER SYSTEM SET {name} = {bad}"));
+            sql(&postgres.url, "SELECT pg_reload_conf()");
+            for _ in 0..20 {
+                add();
+            }
+            postgres.set(name, good);
+            count(&format!("name = '{name}' AND otherwise = '{bad}'")) > 0
+        });
+        assert_eq!(count(&format!("setting = '{bad}'")), 0);
+    }
 }
 
 /// Debian installs it in a directory named after the architecture.
@@ -184,6 +198,44 @@ fn timestamps_come_from_the_database_and_a_node_with_another_clock_logs_it_once(
     };
     assert_eq!(nodes.each_ref().map(warnings), [1, 1]);
     assert_eq!(warnings(&right), 0);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_copy_waits_for_the_standby_also_after_its_wait_was_cancelled() {
+    let directory = directory();
+    let path = directory.path();
+    let server = OwnServer::start();
+    let source = ["--store", "sqlite:source.db"];
+    let import = |id: usize| {
+        let row = format!(r#"{{"id":{id},"name":"x"}}"#);
+        fs::write(path.join("row.ndjson"), row).expect("a file");
+        run_ok(path, &[&["import", "row.ndjson"], &source[..]].concat());
+    };
+    let copy = [&["copy", "--to", &server.url], &source[..]].concat();
+    import(1);
+    run_ok(path, &copy);
+    import(2);
+    server.set("synchronous_standby_names", "absent");
+    let mut copying = plantstore(path).args(&copy).spawn().expect("it starts");
+    let waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query";
+    let count = |what: &str| {
+        with_client(&server.url, async |client| {
+            let row = client.query_one(&format!("SELECT count({what}"), &[]).await;
+            row.expect("a count").get::<_, i64>(0)
+        })
+    };
+    let mut has_ended = false;
+    wait_until("it waits with another commit", || {
+        has_ended = copying.try_wait().expect("a child").is_some();
+        count(&format!(
+            "pg_cancel_backend(pid)) {waiting} NOT LIKE '%plantstore.nodes%'"
+        ));
+        has_ended || count(&format!("*) {waiting} LIKE '%plantstore.nodes%'")) == 1
+    });
+    server.set("synchronous_standby_names", "");
+    assert!(wait_for_exit(&mut copying).success());
+    assert!(!has_ended, "it ended without the standby");
 }
 
 #[test]
