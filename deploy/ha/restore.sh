@@ -55,13 +55,15 @@ cd "$2.unfinished"
 # would follow the running cluster, or wait for its standbys. PostgreSQL complains if postgresql.auto.conf is missing.
 rm -f standby.signal
 : >postgresql.auto.conf
+# The addresses that may connect to the cluster, or TLS that this server does not have, may exclude the machine that it runs on.
+printf 'host all all %s scram-sha-256\n' 127.0.0.0/8 ::1/128 >pg_hba.conf
 # Recovery continues with the next directory if one does not have a file: no member has archived all of them. A directory or a file that
 # cannot be read ends the recovery with an error (exit code 255) instead of being taken for the end of the WAL.
 #
 # Of the last segment of a timeline there can be two files. A member that was promoted archives FILE.partial, which ends where its own
 # timeline begins. FILE can be that of the old leader, with what it wrote after that and never acknowledged. So the first is preferred.
 cat >postgresql.conf <<END
-# Written by restore.sh for the recovery. Patroni replaces this file.
+# Written by restore.sh for the recovery. Patroni replaces this file and pg_hba.conf.
 restore_command = 'ls $backups/wal/*/ >/dev/null || exit 255; for file in $backups/wal/*/%f.partial $backups/wal/*/%f; do if [ -e "\$file" ]; then cp "\$file" "%p" || exit 255; exit 0; fi; done; exit 1'
 recovery_target_action = promote
 # No connections until the recovery has ended.

@@ -276,6 +276,7 @@ fn the_newest_backup_before_the_time_is_restored() {
         let files = names(&backups.path("restored"));
         let expected = [
             "backup_label",
+            "pg_hba.conf",
             "postgresql.auto.conf",
             "postgresql.conf",
             "recovery.signal",
@@ -283,6 +284,10 @@ fn the_newest_backup_before_the_time_is_restored() {
         assert_eq!(files, set(&expected));
         let member = fs::read_to_string(backups.path("restored/postgresql.auto.conf"));
         assert_eq!(member.expect("a file"), "");
+        // That of the cluster may require TLS, or exclude this machine.
+        let hba = fs::read_to_string(backups.path("restored/pg_hba.conf")).expect("a file");
+        let lines = "host all all 127.0.0.0/8 scram-sha-256\nhost all all ::1/128 scram-sha-256\n";
+        assert_eq!(hba, lines);
         fs::read_to_string(backups.path("restored/postgresql.conf")).expect("a file")
     };
     let settings = restored(

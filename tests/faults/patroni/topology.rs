@@ -81,7 +81,10 @@ impl Topology {
         });
         let stores = stores(&machines, &routes, 0);
         let token = prepare(&stores[0]);
-        let mut configuration = HAPROXY.to_owned();
+        // As in the guide: this is not run as root.
+        let (comment, global) = HAPROXY.split_once("global\n").expect("a section");
+        let (_, others) = global.split_once("\n\n").expect("more sections");
+        let mut configuration = [comment, others].concat();
         let mut nodes = Vec::new();
         for (number, store) in (1..).zip(stores) {
             let ops = free_port();
