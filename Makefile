@@ -129,7 +129,7 @@ faults-patroni:
 	$(CARGO) test --locked --test faults -- --patroni-only --leader-failures 3 --patroni-each 1 \
 	  --only "leader's PostgreSQL killed,leader killed,replica lost,switchover"
 
-# All of them: 30 failures of the leader and 10 of each other fault; about 45 minutes. Writes the table of docs/reliability.md.
+# All of them: 30 failures of the leader and 10 of each other fault; about an hour. Writes the table of docs/reliability.md.
 faults-patroni-all:
 	@scripts/install-missing $(FAULT_TOOLS)
 	@scripts/install-patroni
@@ -145,7 +145,7 @@ faults-transports:
 
 # All faults: 20,000 power cuts, 1,000 kills, a kill at every sync and write of a run, 50 of each other fault; with PostgreSQL
 # 1,000 cut connections and 50 failovers. Then all faults over TLS and over HTTP/2, a fifth as often, and a cluster under Patroni. Writes
-# the tables of docs/reliability.md; takes about two hours on an idle machine.
+# the tables of docs/reliability.md; takes about two and a half hours on an idle machine.
 FAULTS_OVER_TLS := --cuts 4000 --kills 200 --step 5 --each 10 --failovers 10 --standby-losses 2 --connection-cuts 200 --rolling 2 --publish
 
 faults:
