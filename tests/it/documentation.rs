@@ -209,8 +209,16 @@ fn readme_commands_print_what_it_says() {
     blocks.retain(|block| block.text != "make test\n");
 
     let log = directory.path().join("log");
+    let mut cargo = Command::new("bash");
+    // What cargo sets for a test, and a user's shell does not have. The build script of a dependency reads it, so that dependency and the
+    // binary would be built again, here and by the next command that is not a test.
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let prefixes = ["CARGO_MANIFEST_", "CARGO_PKG_", "OUT_DIR"];
+    for name in names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))) {
+        cargo.env_remove(name);
+    }
     let mut server = CargoRun {
-        cargo: Command::new("bash")
+        cargo: cargo
             .args(["-euc", &format!("exec {}", start.text)])
             .env("PLANTSTORE_LISTEN", &address)
             .env("PLANTSTORE_OPS_LISTEN", "127.0.0.1:0")
