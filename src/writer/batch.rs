@@ -211,12 +211,14 @@ impl Batch {
             Err(error) if error.kind == Failure::Fatal => return,
             Err(error) => error,
         };
+        let kind = error.kind;
         let cause = chain(&*error.cause);
-        let cause = Some(cause.as_str());
-        let reason = NotReady::Failed(error.kind);
+        let reason = NotReady::Failed {
+            kind,
+            cause: cause.clone(),
+        };
         // One damaged plant does not keep others from being added.
-        let is_damaged = error.kind == Failure::Damaged;
-        if is_damaged || !health.failed(started, reason, cause) {
+        if kind == Failure::Damaged || !health.failed(started, reason) {
             tracing::warn!(%error, cause, "a batch failed");
         }
     }

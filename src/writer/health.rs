@@ -24,10 +24,10 @@ const RESULT_AGE_MAX: Duration = Duration::from_secs(4);
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the store does not accept writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum NotReady {
-    #[error("{0}")]
-    Failed(Failure),
+    #[error("{kind}: {cause}")]
+    Failed { kind: Failure, cause: String },
     #[error("the store does not respond")]
     Unresponsive,
 }
@@ -36,7 +36,7 @@ pub(crate) enum NotReady {
 #[derive(Default)]
 pub(super) struct Health(watch::Sender<Status>);
 
-#[derive(Default, Clone, Copy)]
+#[derive(Default)]
 struct Status {
     /// When the store was last used.
     used_at: Option<Instant>,
@@ -52,9 +52,9 @@ impl Status {
     }
 
     fn result(&self) -> Result<(), NotReady> {
-        match self.outage {
+        match &self.outage {
             _ if !self.is_recent() => Err(NotReady::Unresponsive),
-            Some((_, reason)) => Err(reason),
+            Some((_, reason)) => Err(reason.clone()),
             None => Ok(()),
         }
     }
@@ -81,17 +81,24 @@ impl Health {
     }
 
     /// Returns false, and records nothing, if a write has succeeded since the failed attempt started.
-    pub(super) fn failed(&self, started: Instant, reason: NotReady, cause: Option<&str>) -> bool {
+    pub(super) fn failed(&self, started: Instant, reason: NotReady) -> bool {
         self.0.send_if_modified(|status| {
             if status.written_at.is_some_and(|at| at > started) {
                 return false;
             }
             let now = Instant::now();
             status.used_at = Some(now);
-            if status.outage.is_none() {
-                tracing::warn!(%reason, cause, "the store does not accept writes");
+            let since = status.outage.as_ref().map(|(since, _)| *since);
+            if since.is_none() {
+                const MESSAGE: &str = "the store does not accept writes";
+                match &reason {
+                    NotReady::Failed { kind, cause } => {
+                        tracing::warn!(reason = %kind, cause, "{MESSAGE}");
+                    }
+                    NotReady::Unresponsive => tracing::warn!(%reason, "{MESSAGE}"),
+                }
             }
-            let since = status.outage.map_or(now, |(since, _)| since);
+            let since = since.unwrap_or(now);
             status.outage = Some((since, reason));
             true
         })
@@ -161,8 +168,7 @@ impl HealthCheck {
                 _ => silence + PROBE_INTERVAL,
             };
             if silence > attempt_timeout.max(RESULT_AGE_MAX) {
-                self.health
-                    .failed(Instant::now(), NotReady::Unresponsive, None);
+                self.health.failed(Instant::now(), NotReady::Unresponsive);
             }
             status.mark_unchanged();
             if Arc::strong_count(&probe) == 1 {

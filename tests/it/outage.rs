@@ -77,8 +77,11 @@ fn an_outage_of_the_database_is_detected_and_reported_consistently_in_responses_
         }
         assert_eq!(outcome(&server, "unavailable"), 4 * outage);
         let response = server.ask("/readyz");
-        let reason = "not ready: the store cannot be reached\n";
-        assert_eq!((response.status, &*response.body), (503, reason));
+        assert_eq!(response.status, 503);
+        let reason = response
+            .body
+            .strip_prefix("not ready: the store cannot be reached: ");
+        assert!(reason.is_some_and(|cause| cause.len() > 1), "{response:?}");
         wait_until("it is logged", || {
             lines(&server, LOST).len() as u64 >= outage
         });

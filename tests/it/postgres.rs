@@ -204,8 +204,9 @@ fn a_node_starts_without_its_database_and_works_when_it_becomes_available() {
     let arguments = ["--store", &through, "--store-timeout", "1s"];
     let server = Server::start_in(directory.path(), &arguments);
     let response = server.ask("/readyz");
-    let reason = "not ready: the store cannot be reached\n";
-    assert_eq!((response.status, &*response.body), (503, reason));
+    let reason = "not ready: the store cannot be reached: ";
+    assert_eq!(response.status, 503);
+    assert!(response.body.starts_with(reason), "{response:?}");
     assert_eq!(server.ask("/healthz").status, 200);
     let response = server.connect().add(token.trim(), BODY);
     assert_eq!(response.error(), 50303, "{response:?}");

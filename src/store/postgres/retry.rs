@@ -143,7 +143,7 @@ impl RetryingClient {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => Err(classify(&error).because(error)),
             // Never a cancel request: it would turn a commit that waits for its standby into a success.
-            Err(elapsed) => Err(Failure::Unknown.because(elapsed)),
+            Err(_) => Err(Failure::Unknown.because(servers.reason_of_timeout())),
         }
     }
 }

@@ -206,6 +206,14 @@ impl Servers {
         Err(self.unreachable(reason.as_str()))
     }
 
+    /// Why a statement may have taken too long: what the last search found while it waited.
+    pub(super) fn reason_of_timeout(&self) -> String {
+        // Held while another connection searches.
+        let last = self.last_search.try_lock().ok();
+        let rejected = last.and_then(|last| last.rejected.clone());
+        rejected.unwrap_or_else(|| "no response within the time limit".to_owned())
+    }
+
     /// Returns when a newer server than this one accepts writes.
     pub(super) async fn newer_than(&self, timeline: Option<Timeline>) {
         loop {

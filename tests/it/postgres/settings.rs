@@ -240,6 +240,33 @@ fn a_copy_waits_for_the_standby_also_after_its_wait_was_cancelled() {
 
 #[test]
 #[ignore = "scripts/with-postgres runs it"]
+fn a_node_whose_commits_wait_for_a_standby_says_so() {
+    let directory = directory();
+    let postgres = OwnServer::start();
+    let arguments = ["--store", &postgres.url, "--store-timeout", "5s"];
+    let server = Server::start_in(directory.path(), &arguments);
+    let token = run_ok(
+        directory.path(),
+        &["token", "create", "a", "--store", &postgres.url],
+    );
+    postgres.set("synchronous_standby_names", "absent");
+    let response = server.connect().add(token.trim(), BODY);
+    assert_eq!(response.error(), 50301, "{response:?}");
+    let reason = "wait for a synchronous standby that does not confirm them";
+    let outage = server.wait_for_line(|line| line["message"] == "the store does not accept writes");
+    let cause = outage["cause"].as_str().expect("a cause");
+    assert!(cause.ends_with(reason), "{outage}");
+    wait_until("/readyz says so", || {
+        let response = server.ask("/readyz");
+        response.status == 503 && response.body.trim_end().ends_with(reason)
+    });
+    postgres.set("synchronous_standby_names", "");
+    server.wait_until_ready();
+    assert_eq!(server.connect().add(token.trim(), BODY).status, 200);
+}
+
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
 fn a_command_whose_commit_waits_for_a_standby_says_so_and_ends_when_it_is_complete() {
     let directory = directory();
     let server = OwnServer::start();
