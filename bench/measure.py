@@ -166,7 +166,8 @@ def stolen_since(before):
 
 def reset_peak_memory(pids):
     for pid in pids:
-        pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended, as a worker of PostgreSQL does
+            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_memory(pids):

@@ -59,10 +59,10 @@ class Postgres:
                 time.sleep(0.05)
         raise CannotRun("PostgreSQL does not start")
 
-    def sql(self, statement, database="postgres"):
+    def sql(self, statement, database="postgres", timeout=120):
         psql = [self.program("psql"), "--host", self.directory, "--username=postgres", "--no-psqlrc", "--no-align"]
         command = [*psql, "--tuples-only", "--set=ON_ERROR_STOP=1", "--command", statement, database]
-        return measure.run_unprivileged(command, self.directory)
+        return measure.run_unprivileged(command, self.directory, timeout)
 
     def inserts_per_second(self, seconds):
         """pgbench's single-row inserts per second: 32 connections, prepared statements."""
