@@ -15,7 +15,7 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 # The lowest priority, for compiling while tests wait.
 NICE := nice -n 19
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
+.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all kubernetes acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
 # the build of cargo-deny, which have a lower priority.
@@ -41,14 +41,14 @@ tests-postgres:
 
 checks:
 	@$(NICE) $(PART) build deny lint docs $(LABEL)
-	@$(PART) browser clients acme schemathesis $(LABEL)
+	@$(PART) browser clients generated-clients kubernetes acme schemathesis $(LABEL)
 
 # Needs only Rust and a C compiler.
 check: fmt lint docs
 
 # Installs the tools of the tests: curl, sqlite3 and rsync (commands in README.md and docs/), strace, libfaketime, PostgreSQL,
 # PgBouncer, Patroni, etcd and HAProxy (faults), openssl (certificates), Python (Schemathesis), promtool (metrics), nginx and
-# Caddy (configurations in the docs), Node.js and Chromium (docs page), h2load and wrk (clients over TLS), certbot and Pebble
+# Caddy (configurations in the docs), Node.js and Chromium (docs page, status page, generated clients), h2load and wrk (clients over TLS), certbot and Pebble
 # (ACME), an identity provider (JWTs). The full-disk fault mounts a tmpfs, which needs root or sudo.
 setup: $(TOOLS)/bin/promtool $(TOOLS)/bin/nginx $(TOOLS)/bin/caddy
 	@scripts/install-missing curl sqlite3 rsync $(FAULT_TOOLS) python3 nodejs npm chromium nghttp2-client wrk certbot pebble
@@ -107,13 +107,26 @@ it-http2:
 it-postgres:
 	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database
 
-# The docs page in Chromium; screenshots are in target/docs-page.
+# The docs page and the status page in Chromium; screenshots are in target/docs-page.
 browser: build
 	tests/browser/run $(TARGET)/release/plantstore $(TARGET)/docs-page
 
 # Adds plants over TLS with curl, h2load, wrk, httpx and Node.js.
 clients: build
 	tests/clients/run $(TARGET)/release/plantstore
+
+# Generates the clients of docs/clients.md and runs its examples; checks openapi.yaml with two linters.
+generated-clients: build
+	tests/generated_clients/run $(TARGET)/release/plantstore lint curl python typescript
+
+# The examples in Rust and Go too, whose dependencies take some minutes.
+generated-clients-all: generated-clients
+	@scripts/install-missing golang-go
+	tests/generated_clients/run $(TARGET)/release/plantstore rust go
+
+# Validates deploy/kubernetes.yaml.
+kubernetes: build
+	tests/kubernetes/run $(TARGET)/release/plantstore
 
 # The recipe for Let's Encrypt in docs/security.md, against a server for tests.
 acme: build

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
 #[derive(Deserialize)]
@@ -14,6 +14,9 @@ pub struct Contract {
     pub info: Info,
     pub servers: Vec<Server>,
     pub security: Vec<BTreeMap<String, Vec<String>>>,
+    /// For generators of clients, as those of an operation.
+    #[serde(rename = "tags")]
+    _tags: IgnoredAny,
     pub paths: BTreeMap<String, BTreeMap<String, Operation>>,
     pub components: Components,
 }
@@ -25,6 +28,9 @@ pub struct Info {
     pub description: String,
     pub version: String,
     pub license: License,
+    /// For linters.
+    #[serde(rename = "contact")]
+    _contact: IgnoredAny,
 }
 
 #[derive(Deserialize)]
@@ -43,6 +49,8 @@ pub struct Server {
 pub struct Operation {
     #[serde(rename = "operationId")]
     pub id: String,
+    #[serde(rename = "tags")]
+    _tags: IgnoredAny,
     pub summary: String,
     pub description: String,
     pub request_body: RequestBody,

@@ -96,7 +96,7 @@ pub(crate) struct Settings {
     #[command(flatten)]
     pub(crate) store: StoreSettings,
 
-    /// Address of the private listener (/healthz, /readyz, /metrics), or off
+    /// Address of the private listener (status page, /healthz, /readyz, /metrics), or off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = ops_address)]
     pub(crate) ops_listen: AddressOrOff,
 
@@ -176,6 +176,10 @@ pub(crate) struct Settings {
     /// Log level; info logs one line per request
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level())]
     pub(crate) log_level: LevelFilter,
+
+    /// Names and values of all settings, without passwords, for the status page.
+    #[arg(skip)]
+    pub(crate) shown: Vec<(String, String)>,
 }
 
 /// An alias, because clap would take a field of type `Option` for an argument without a default.

@@ -9,8 +9,8 @@
 //! 4. `store` commits the batch to SQLite or PostgreSQL.
 //! 5. `plant` and `token` are the two data types.
 //!
-//! Around them: `cli` with `config` and `formats` (NDJSON, CSV) for the operator, `ops` with health checks and `metrics`,
-//! `logging`, and `fs` for atomic files.
+//! Around them: `cli` with `config` and `formats` (NDJSON, CSV) for the operator, `ops` with health checks, `metrics` and the
+//! status page, `http_client`, `logging`, and `fs` for atomic files.
 //!
 //! The modules are private. The binary calls [`run`]; the other items are public for the benchmarks and the tests.
 
@@ -22,6 +22,7 @@ mod fs;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod http;
+mod http_client;
 mod logging;
 mod metrics;
 mod ops;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 /// Bucket bounds of request and commit durations, in microseconds.
-const DURATION_BOUNDS_US: &[u64] = &[
+pub(crate) const DURATION_BOUNDS_US: &[u64] = &[
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
     2_500_000, 5_000_000, 10_000_000,
 ];
@@ -56,6 +56,11 @@ impl Histogram {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
         self.counts[bucket].add(1);
         self.sum.add(value);
+    }
+
+    /// The number of values in each bucket.
+    pub(crate) fn values(&self) -> impl Iterator<Item = u64> {
+        self.counts.iter().map(Counter::value)
     }
 
     /// Adds the values of a histogram with the same bounds.

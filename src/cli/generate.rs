@@ -1,4 +1,4 @@
-//! `plantstore completions` and `man`: generated from the descriptions of the command line.
+//! `plantstore openapi`; `completions` and `man`, which are generated from the descriptions of the command line.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -12,10 +12,32 @@ use clap_mangen::roff::{Roff, bold, roman};
 
 use crate::cli::terminal::print;
 use crate::fs::{AtomicFile, Replace};
+use crate::http::docs::{OPENAPI_YAML, openapi_3_0};
 use crate::version::COMMIT_DATE;
 
 /// The sections FILES and EXIT STATUS, which all pages have.
 const COMMON_SECTIONS: &str = include_str!("man.roff");
+
+/// Print the OpenAPI description (YAML)
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  plantstore openapi > openapi.yaml
+  plantstore openapi --version 3.0 > openapi-3.0.yaml")]
+pub(super) struct Openapi {
+    /// Version of OpenAPI; 3.0 is for tools that do not support 3.1
+    #[arg(long, value_name = "VERSION", default_value = "3.1", value_parser = ["3.0", "3.1"])]
+    version: String,
+}
+
+impl Openapi {
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        match self.version.as_str() {
+            "3.0" => print(&openapi_3_0()),
+            _ => print(OPENAPI_YAML),
+        }
+    }
+}
 
 /// Print a shell completion script
 #[derive(Debug, Args)]

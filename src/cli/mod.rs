@@ -9,6 +9,7 @@ mod import;
 mod plants;
 mod redact;
 mod serve;
+mod status;
 mod terminal;
 mod token;
 
@@ -22,8 +23,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cli::redact::{redacted, redacted_with};
-use crate::cli::terminal::{is_closed_pipe, print, terminal_columns};
-use crate::http::docs::OPENAPI_YAML;
+use crate::cli::terminal::{is_closed_pipe, terminal_columns};
 use crate::logging;
 use crate::store::{Location, Mode, OpenError, Store, schema};
 use crate::version::VERSION;
@@ -56,6 +56,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Subcommands {
     Serve(Box<serve::Serve>),
+    Status(status::Status),
     /// Create, list, rotate and revoke bearer tokens
     #[command(
         subcommand,
@@ -77,9 +78,7 @@ Examples:
     Import(import::Import),
     Copy(copy::Copy),
     Migrate(serve::Migrate),
-    /// Print the OpenAPI description (YAML)
-    #[command(after_help = "Examples:\n  plantstore openapi > openapi.yaml")]
-    Openapi,
+    Openapi(generate::Openapi),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -91,6 +90,7 @@ pub fn run() -> ExitCode {
     };
     let result = match cli.command {
         Subcommands::Serve(serve) => serve.run(),
+        Subcommands::Status(status) => status.run(),
         Subcommands::Token(token) => token.run(),
         Subcommands::List(list) => list.run(),
         Subcommands::Get(get) => get.run(),
@@ -102,7 +102,7 @@ pub fn run() -> ExitCode {
         Subcommands::Import(import) => import.run(),
         Subcommands::Copy(copy) => copy.run(),
         Subcommands::Migrate(migrate) => migrate.run(),
-        Subcommands::Openapi => print(OPENAPI_YAML),
+        Subcommands::Openapi(openapi) => openapi.run(),
         Subcommands::Completions(completions) => completions.run(command(&Settings::new())),
         Subcommands::Man(man) => man.run(command(&Settings::new())),
     };
@@ -154,7 +154,7 @@ fn parse() -> Result<Cli, clap::Error> {
         .try_get_matches()
         .map_err(without_passwords)?;
     let Some(path) = config_file(&matches) else {
-        return Cli::from_arg_matches(&matches);
+        return from_matches(&matches);
     };
     let usage_error = |problem: String| {
         let problem = format!("{}: {problem}", path.display());
@@ -168,7 +168,24 @@ fn parse() -> Result<Cli, clap::Error> {
         let line = text.lines().next().unwrap_or_default();
         usage_error(line.trim_start_matches("error: ").to_owned())
     })?;
-    Cli::from_arg_matches(&matches)
+    from_matches(&matches)
+}
+
+fn from_matches(matches: &ArgMatches) -> Result<Cli, clap::Error> {
+    let mut cli = Cli::from_arg_matches(matches)?;
+    if let (Subcommands::Serve(serve), Some((_, matches))) =
+        (&mut cli.command, matches.subcommand())
+    {
+        let value = |name: &str| {
+            let values = matches.get_raw(name)?;
+            let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+            Some(values.join(","))
+        };
+        let settings = setting_names().into_iter();
+        let settings = settings.map(|name| (value(&name).unwrap_or_default(), name));
+        serve.show(settings.map(|(value, name)| (name, value)).collect());
+    }
+    Ok(cli)
 }
 
 /// `--config`, which only commands with settings have.
@@ -279,7 +296,7 @@ mod tests {
     fn every_command_has_examples_that_parse() {
         let mut commands = Vec::new();
         leaves(&command(&Settings::new()), &mut commands);
-        assert!(commands.len() >= 17);
+        assert!(commands.len() >= 18);
         for example in commands {
             let name = example.get_name();
             let help = example.get_after_help().map(ToString::to_string);

@@ -23,6 +23,17 @@ pub(super) struct Serve {
 }
 
 impl Serve {
+    /// Sets the names and values that the status page shows.
+    pub(super) fn show(&mut self, mut settings: Vec<(String, String)>) {
+        for (name, value) in &mut settings {
+            if name == "store" {
+                // Without its password.
+                *value = self.settings.store.location.to_string();
+            }
+        }
+        self.settings.shown = settings;
+    }
+
     pub(super) fn run(self) -> anyhow::Result<()> {
         if self.settings.proxy_protocol && self.settings.trusted_proxy.is_empty() {
             bail!(

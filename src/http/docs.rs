@@ -13,6 +13,18 @@ use crate::http::error::{ApiError, ErrorKind};
 
 pub const OPENAPI_YAML: &str = include_str!("../../openapi.yaml");
 
+/// For tools that do not support OpenAPI 3.1. The description uses one feature that 3.0 does not have: the identifier
+/// of a licence.
+pub(crate) fn openapi_3_0() -> String {
+    OPENAPI_YAML
+        .replacen("openapi: 3.1.0\n", "openapi: 3.0.3\n", 1)
+        .replacen(
+            "    identifier: MIT\n",
+            "    url: https://opensource.org/license/mit\n",
+            1,
+        )
+}
+
 const OPENAPI_JSON: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
 const PAGE_HTML: &str = include_str!(concat!(env!("OUT_DIR"), "/page.html"));
 
@@ -22,9 +34,9 @@ const DOCUMENTS: [(&str, &str, &str); 6] = [
     ("/openapi.yaml", "application/yaml", OPENAPI_YAML),
     ("/openapi.json", "application/json", OPENAPI_JSON),
     ("/docs", "text/html; charset=utf-8", PAGE_HTML),
-    ("/docs/page.css", "text/css; charset=utf-8", include_str!("docs/page.css")),
+    ("/docs/page.css", "text/css; charset=utf-8", concat!(include_str!("../palette.css"), include_str!("docs/page.css"))),
     ("/docs/page.js", "text/javascript; charset=utf-8", include_str!("docs/page.js")),
-    ("/docs/icon.svg", "image/svg+xml", include_str!("docs/icon.svg")),
+    ("/docs/icon.svg", "image/svg+xml", include_str!("../icon.svg")),
 ];
 
 /// The page may load its own style, script and icon, and send requests to its own service; nothing else.

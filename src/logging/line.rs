@@ -11,14 +11,14 @@ use tracing::Level;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 
-use crate::logging::{OUTPUT, Output, is_unprintable};
+use crate::logging::{OUTPUT, is_unprintable};
 
 /// Room for most lines of the access log.
 const CAPACITY: usize = 384;
 
 pub(crate) struct Line {
     text: String,
-    output: &'static Output,
+    is_json: bool,
 }
 
 /// A piece of a line that is always the same, in JSON and in text.
@@ -50,7 +50,7 @@ impl Line {
     /// The start of a line of `tracing`.
     pub(super) fn without_message(level: Level, target: &str) -> Option<Self> {
         let mut line = Self::with_time(level)?;
-        if line.output.is_json {
+        if line.is_json {
             line.text.push_str(r#","level":""#);
             line.text.push_str(level.as_str());
             line.text.push_str(r#"","target":""#);
@@ -66,16 +66,28 @@ impl Line {
         if level > LevelFilter::current() {
             return None;
         }
-        let output = OUTPUT.get()?;
+        let is_json = OUTPUT.get()?.is_json;
         let mut text = String::with_capacity(CAPACITY);
-        if output.is_json {
+        if is_json {
             text.push_str(r#"{"timestamp":""#);
             push_time(&mut text);
             text.push('"');
         } else {
             push_time(&mut text);
         }
-        Some(Self { text, output })
+        Some(Self { text, is_json })
+    }
+
+    /// Text without time and level.
+    pub(super) fn readable() -> Self {
+        Self {
+            text: String::new(),
+            is_json: false,
+        }
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text.trim_start().to_owned()
     }
 
     pub(crate) fn text(&mut self, name: Piece, value: &str) {
@@ -92,7 +104,7 @@ impl Line {
     /// A text in which nothing needs to be escaped.
     pub(crate) fn plain(&mut self, name: Piece, value: &str) {
         self.piece(name);
-        if self.output.is_json {
+        if self.is_json {
             self.text.push('"');
             self.text.push_str(value);
             self.text.push('"');
@@ -107,16 +119,12 @@ impl Line {
     }
 
     fn piece(&mut self, piece: Piece) {
-        let piece = if self.output.is_json {
-            piece.json
-        } else {
-            piece.text
-        };
+        let piece = if self.is_json { piece.json } else { piece.text };
         self.text.push_str(piece);
     }
 
     fn value(&mut self, value: &str) {
-        if self.output.is_json {
+        if self.is_json {
             push_json(&mut self.text, value);
         } else {
             push_printable(&mut self.text, value);
@@ -124,7 +132,7 @@ impl Line {
     }
 
     fn named_text(&mut self, name: &str, value: &str) {
-        if name == "message" && !self.output.is_json {
+        if name == "message" && !self.is_json {
             self.text.push(' ');
         } else {
             self.name(name);
@@ -134,7 +142,7 @@ impl Line {
 
     /// Names are identifiers and need no escaping.
     fn name(&mut self, name: &str) {
-        if self.output.is_json {
+        if self.is_json {
             self.text.push_str(",\"");
             self.text.push_str(name);
             self.text.push_str("\":");
@@ -146,9 +154,10 @@ impl Line {
     }
 
     pub(crate) fn write(mut self) {
-        self.text
-            .push_str(if self.output.is_json { "}\n" } else { "\n" });
-        self.output.buffer.push(self.text.as_bytes());
+        self.text.push_str(if self.is_json { "}\n" } else { "\n" });
+        if let Some(output) = OUTPUT.get() {
+            output.buffer.push(self.text.as_bytes());
+        }
     }
 }
 

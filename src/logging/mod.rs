@@ -6,12 +6,13 @@
 mod line;
 mod line_limit;
 
+use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
 use std::panic;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use tracing::level_filters::LevelFilter;
@@ -29,11 +30,30 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the end of the process waits for standard error to take what is buffered.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How many warnings are remembered, and how much of each.
+const WARNINGS_MAX: usize = 50;
+const WARNING_CHARS_MAX: usize = 1000;
+
 static OUTPUT: OnceLock<Output> = OnceLock::new();
 
 struct Output {
     is_json: bool,
     buffer: Buffer,
+    /// The newest one first.
+    warnings: Mutex<VecDeque<Warning>>,
+}
+
+/// A warning or an error that was logged.
+#[derive(Debug, Clone)]
+pub(crate) struct Warning {
+    pub(crate) time: SystemTime,
+    pub(crate) text: String,
+}
+
+/// The newest warnings and errors, the newest one first.
+pub(crate) fn warnings() -> Vec<Warning> {
+    let warnings = OUTPUT.get().map(|output| output.warnings.lock());
+    warnings.map_or(Vec::new(), |warnings| warnings.iter().cloned().collect())
 }
 
 /// Flushes and ends the log when it is dropped.
@@ -47,6 +67,7 @@ pub fn start(level: LevelFilter) -> Guard {
     let output = OUTPUT.get_or_init(|| Output {
         is_json: !io::stderr().is_terminal(),
         buffer: Buffer::default(),
+        warnings: Mutex::default(),
     });
     let flushed = in_background(move || output.buffer.flush_to(&mut io::stderr()));
     let _ = tracing::subscriber::set_global_default(Log(level));
@@ -81,6 +102,9 @@ impl Subscriber for Log {
             event.record(&mut line);
             line.write();
         }
+        if *metadata.level() <= Level::WARN {
+            remember(event);
+        }
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -94,6 +118,20 @@ impl Subscriber for Log {
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
+}
+
+/// For `warnings`.
+fn remember(event: &Event<'_>) {
+    let Some(output) = OUTPUT.get() else {
+        return;
+    };
+    let mut line = Line::readable();
+    event.record(&mut line);
+    let text = line.into_text().chars().take(WARNING_CHARS_MAX).collect();
+    let time = SystemTime::now();
+    let mut warnings = output.warnings.lock();
+    warnings.truncate(WARNINGS_MAX - 1);
+    warnings.push_front(Warning { time, text });
 }
 
 /// True for characters that a terminal or a viewer acts on instead of showing them: control characters, direction marks,

@@ -1,6 +1,9 @@
-//! The routes of the private listener: `/healthz`, `/readyz` and `/metrics`.
+//! The routes of the private listener: `/healthz`, `/readyz`, `/metrics`, and the status page.
 
+mod history;
 mod prometheus;
+mod status_page;
+mod system;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -9,23 +12,49 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::Bytes;
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderValue,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::{Method, Request, Response, StatusCode};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::config::Settings;
+use crate::logging::warnings;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
 use crate::writer::HealthCheck;
 
-use prometheus::System;
+use history::{History, Reading};
+use status_page::{FILES, Points, Status};
+use system::System;
 
 /// Reading file sizes can block on a stuck disk.
 const SYSTEM_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The time between two readings of the history.
+const READING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The status page may load its own style, script, icon and numbers; nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 const PROMETHEUS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Without the files of the status page.
+const PATHS: [&str; 6] = [
+    "/",
+    "/status.txt",
+    "/status.json",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+];
 
 /// The state behind the routes.
 pub(crate) struct Ops {
@@ -36,6 +65,7 @@ pub(crate) struct Ops {
     health_check: OnceLock<HealthCheck>,
     /// One permit: if the disk is stuck, only one thread waits for it.
     system_reads: Arc<Semaphore>,
+    history: Mutex<History>,
 }
 
 impl Ops {
@@ -44,7 +74,9 @@ impl Ops {
         settings: Arc<Settings>,
         shutdown: Shutdown,
     ) -> Arc<Self> {
+        let reading = Reading::new(&metrics, 0, System::default());
         Arc::new(Self {
+            history: Mutex::new(History::new(reading)),
             metrics,
             settings,
             shutdown,
@@ -63,7 +95,8 @@ impl Ops {
             let problem = "The private listener does not know this host name; see --ops-host.\n";
             return text(StatusCode::MISDIRECTED_REQUEST, problem);
         }
-        let is_known = ["/healthz", "/readyz", "/metrics"].contains(&path);
+        let file = FILES.iter().find(|(at, ..)| *at == path);
+        let is_known = file.is_some() || PATHS.contains(&path);
         if is_known && ![Method::GET, Method::HEAD].contains(method) {
             let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "Use GET.\n");
             let allowed = HeaderValue::from_static("GET,HEAD");
@@ -71,13 +104,19 @@ impl Ops {
             return response;
         }
         match path {
-            "/healthz" => text(StatusCode::OK, "alive\n"),
+            "/" => ok(HTML, self.status(&self.history.lock()).html()),
+            "/status.txt" => ok(TEXT, self.status(&self.history.lock()).text()),
+            "/status.json" => self.points(request.uri().query().unwrap_or_default()),
+            "/healthz" => ok(TEXT, "alive\n"),
             "/readyz" => self.readyz().await,
             "/metrics" => self.metrics().await,
-            _ => text(
-                StatusCode::NOT_FOUND,
-                "Not found; the paths are /healthz, /readyz and /metrics.\n",
-            ),
+            _ => {
+                if let Some((_, media_type, content)) = file {
+                    return ok(media_type, *content);
+                }
+                let problem = format!("Not found; the paths are {}.\n", PATHS.join(", "));
+                text(StatusCode::NOT_FOUND, problem)
+            }
         }
     }
 
@@ -104,24 +143,80 @@ impl Ops {
     }
 
     async fn readyz(&self) -> Response<Full<Bytes>> {
-        let reason = match self.serving() {
-            Ok(store) => match store.check().await {
-                Ok(()) if self.are_tokens_readable() => return text(StatusCode::OK, "ready\n"),
-                Ok(()) => "the tokens cannot be read".to_owned(),
-                Err(reason) => reason.to_string(),
-            },
-            Err(reason) => reason.to_owned(),
-        };
-        let reason = format!("not ready: {reason}\n");
-        text(StatusCode::SERVICE_UNAVAILABLE, reason)
+        if let Ok(store) = self.serving() {
+            // Waits for a result if the last one is too old.
+            let _ = store.check().await;
+        }
+        match self.readiness() {
+            Ok(()) => ok(TEXT, "ready\n"),
+            Err(reason) => {
+                let reason = format!("not ready: {reason}\n");
+                text(StatusCode::SERVICE_UNAVAILABLE, reason)
+            }
+        }
+    }
+
+    /// By the last result of the store.
+    fn readiness(&self) -> Result<(), String> {
+        let result = self.serving()?.result();
+        result.map_err(|reason| reason.to_string())?;
+        if self.are_tokens_readable() {
+            Ok(())
+        } else {
+            Err("the tokens cannot be read".to_owned())
+        }
     }
 
     async fn metrics(&self) -> Response<Full<Bytes>> {
         let system = self.read_system().await.unwrap_or_default();
-        let mut response = text(StatusCode::OK, prometheus::exposition(self, &system));
-        let media_type = HeaderValue::from_static(PROMETHEUS_TEXT);
-        response.headers_mut().insert(CONTENT_TYPE, media_type);
-        response
+        ok(PROMETHEUS_TEXT, prometheus::exposition(self, &system))
+    }
+
+    fn status<'a>(&'a self, history: &'a History) -> Status<'a> {
+        Status {
+            not_ready: self.readiness().err(),
+            started_at: self.metrics.started_at,
+            history,
+            settings: &self.settings.shown,
+            warnings: warnings(),
+        }
+    }
+
+    /// `interval_s` selects the resolution, `first` is the number of the first point.
+    fn points(&self, query: &str) -> Response<Full<Bytes>> {
+        let value = |name: &str| -> Option<u64> {
+            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(key, _)| *key == name)?.1.parse().ok()
+        };
+        let history = self.history.lock();
+        let interval_s = value("interval_s").unwrap_or(1);
+        let ring = (history.0.iter()).find(|ring| ring.interval.as_secs() == interval_s);
+        let Some(ring) = ring else {
+            return text(StatusCode::BAD_REQUEST, "interval_s must be 1 or 10.\n");
+        };
+        let first = value("first").unwrap_or_default();
+        let points = Points::new(ring, first, self.metrics.started_at);
+        let json =
+            serde_json::to_string(&points).expect("numbers and names can be written as JSON");
+        ok(JSON, json)
+    }
+
+    /// Fills the history of the status page, for as long as the process runs.
+    pub(crate) async fn record_history(&self) {
+        let mut ticks = interval(READING_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        loop {
+            ticks.tick().await;
+            let system = self.read_system().await.unwrap_or_default();
+            let queue_len = self.queue_len();
+            let reading = Reading::new(&self.metrics, queue_len, system);
+            self.history.lock().record(reading);
+        }
+    }
+
+    fn queue_len(&self) -> usize {
+        let health_check = self.health_check.get();
+        health_check.map_or(0, HealthCheck::queue_len)
     }
 
     fn are_tokens_readable(&self) -> bool {
@@ -150,9 +245,20 @@ impl Ops {
 }
 
 fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(text.into()));
+    let mut response = ok(TEXT, text);
     *response.status_mut() = status;
-    for (name, value) in [(CONTENT_TYPE, TEXT), (CACHE_CONTROL, "no-store")] {
+    response
+}
+
+fn ok(media_type: &'static str, content: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(content.into()));
+    for (name, value) in [
+        (CONTENT_TYPE, media_type),
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ] {
         let value = HeaderValue::from_static(value);
         response.headers_mut().insert(name, value);
     }

@@ -2,18 +2,13 @@
 //! never changes its meaning; the documentation lists the same names, and a test compares the two.
 
 use std::fmt::Display;
-use std::fs;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
-
-use rustix::process::{Resource, getrlimit};
-use rustix::time::{ClockId, clock_gettime};
+use std::time::SystemTime;
 
 use crate::metrics::Histogram;
 use crate::ops::Ops;
-use crate::store::{FileSizes, Location, file_sizes};
+use crate::ops::system::{System, max_fds, open_fds};
 use crate::version::COMMIT;
-use crate::writer::HealthCheck;
 
 const US_PER_SECOND: f64 = 1e6;
 const MS_PER_SECOND: f64 = 1e3;
@@ -31,10 +26,7 @@ const METRICS: &[Metric] = &[
     ("plantstore_build_info", "gauge", "Version and commit of the running binary; always 1.",
         |_, _, out| out.sample(&[("version", env!("CARGO_PKG_VERSION")), ("commit", COMMIT)], 1)),
     ("plantstore_ready", "gauge", "1 if adds are accepted: the state that /readyz reports.",
-        |ops, _, out| {
-            let is_ready = ops.serving().is_ok_and(|store| store.result().is_ok()) && ops.are_tokens_readable();
-            out.value(u8::from(is_ready));
-        }),
+        |ops, _, out| out.value(u8::from(ops.readiness().is_ok()))),
     ("plantstore_draining", "gauge", "1 while the server is shutting down and completes the requests in flight.",
         |ops, _, out| out.value(u8::from(ops.shutdown.is_draining()))),
     ("plantstore_http_requests_total", "counter", "Requests by response status and error code.",
@@ -77,7 +69,7 @@ const METRICS: &[Metric] = &[
             out.sample(&[("outcome", outcome)], count.value());
         }),
     ("plantstore_queue_length", "gauge", "Plants waiting in the queue; a token update or a probe counts as one.",
-        |ops, _, out| out.value(ops.health_check.get().map_or(0, HealthCheck::queue_len))),
+        |ops, _, out| out.value(ops.queue_len())),
     ("plantstore_queue_length_max", "gauge", "Limit of the queue; further adds get a 503.",
         |ops, _, out| out.value(ops.settings.max_queue)),
     ("plantstore_batch_plants", "histogram", "Plants per successful commit.",
@@ -107,9 +99,9 @@ const METRICS: &[Metric] = &[
     ("process_virtual_memory_bytes", "gauge", "Virtual memory.",
         |_, system, out| out.values(system.virtual_bytes)),
     ("process_open_fds", "gauge", "Open file descriptors.",
-        |_, system, out| out.values(system.open_fds)),
+        |_, _, out| out.values(open_fds())),
     ("process_max_fds", "gauge", "Limit of open file descriptors.",
-        |_, system, out| out.values(system.max_fds)),
+        |_, _, out| out.values(max_fds())),
 ];
 
 /// The response body of `/metrics`.
@@ -185,39 +177,4 @@ impl Samples {
 )]
 fn in_units(value: u64, unit: f64) -> f64 {
     value as f64 / unit
-}
-
-/// What the kernel reports about the process and the files of the store; `None` where it reports nothing, or not in time.
-#[derive(Default)]
-pub(super) struct System {
-    cpu_seconds: Option<f64>,
-    resident_bytes: Option<u64>,
-    virtual_bytes: Option<u64>,
-    open_fds: Option<usize>,
-    max_fds: Option<u64>,
-    /// None for PostgreSQL.
-    files: Option<FileSizes>,
-}
-
-impl System {
-    pub(super) fn read(location: &Location) -> Self {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let bytes = |name| {
-            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
-            let kibibytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
-            Some(kibibytes * 1024)
-        };
-        let cpu = clock_gettime(ClockId::ProcessCPUTime);
-        let cpu = Duration::try_from(cpu).ok();
-        let fds = fs::read_dir("/proc/self/fd").ok();
-        Self {
-            cpu_seconds: cpu.map(|time| time.as_secs_f64()),
-            resident_bytes: bytes("VmRSS:"),
-            virtual_bytes: bytes("VmSize:"),
-            // Without the descriptor that reads the directory.
-            open_fds: fds.map(|fds| fds.count().saturating_sub(1)),
-            max_fds: getrlimit(Resource::Nofile).current,
-            files: file_sizes(location),
-        }
-    }
 }

@@ -46,6 +46,8 @@ pub(super) fn start(
     let serve = move || {
         runtime.block_on(async {
             let listener = TcpListener::from_std(listener)?;
+            let history = Arc::clone(&ops);
+            tokio::spawn(async move { history.record_history().await });
             serve(listener, ops, tls).await
         })
     };

@@ -17,7 +17,7 @@ export function launch(keyHash) {
 }
 
 // A page at `path`, with its requests and errors.
-export async function read(browser, service, { path = "/docs", ...options } = {}) {
+export async function read(browser, service, { origin = service.origin, path = "/docs", ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1360, height: 900 }, ...options });
   const page = await context.newPage();
   const asked = [];
@@ -31,7 +31,7 @@ export async function read(browser, service, { path = "/docs", ...options } = {}
     }
   });
   if (options.javaScriptEnabled !== false) await page.addInitScript({ path: axe });
-  await page.goto(service.origin + path);
+  await page.goto(origin + path);
   return { page, asked, errors, close: () => context.close() };
 }
 

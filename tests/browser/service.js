@@ -32,18 +32,21 @@ export async function startService(certificate) {
   const child = spawn(process.env.BINARY_UNDER_TEST, ["serve", ...tls], options);
   const ended = once(child, "exit");
   const log = [];
-  const address = await new Promise((resolve, reject) => {
+  const { address, ops_address } = await new Promise((resolve, reject) => {
     const lines = createInterface({ input: child.stderr });
     lines.on("line", (line) => {
       log.push(line);
       const listening = line.startsWith("{") && JSON.parse(line).message === "listening";
-      if (listening) resolve(JSON.parse(line).address);
+      if (listening) resolve(JSON.parse(line));
     });
     lines.on("close", () => reject(new Error(`it does not listen:\n${log.join("\n")}`)));
     child.on("error", reject);
   });
   return {
     origin: `${certificate ? "https" : "http"}://${address}`,
+    opsOrigin: `http://${ops_address}`,
+    database: join(directory, "plantstore.db"),
+    signal: (name) => child.kill(name),
     token: readFileSync(join(directory, "plantstore.token"), "utf8").trim(),
     log,
     // The stored plants, read with another process.

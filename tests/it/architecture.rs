@@ -18,7 +18,8 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["store"],
     &["plant", "token", "metrics", "logging", "shutdown"],
-    &["fs", "user", "version"],
+    &["fs", "user", "http_client"],
+    &["version"],
     &["sqlite_format"],
 ];
 

@@ -43,6 +43,7 @@ mod panics;
 mod postgres;
 mod proxies;
 mod rolling_upgrade;
+mod status_page;
 mod tls;
 mod tokens;
 mod wal_limit;

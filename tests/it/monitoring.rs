@@ -109,21 +109,16 @@ fn make_traffic(server: &Server) {
 }
 
 #[test]
-fn the_private_listener_serves_health_readiness_and_metrics_only() {
+fn the_private_listener_serves_health_and_readiness_and_no_plants() {
     let server = Server::start();
     server.wait_until_ready();
     for (path, status, body) in [
         ("/healthz", 200, "alive\n"),
         ("/readyz", 200, "ready\n"),
         (
-            "/",
-            404,
-            "Not found; the paths are /healthz, /readyz and /metrics.\n",
-        ),
-        (
             "/plants",
             404,
-            "Not found; the paths are /healthz, /readyz and /metrics.\n",
+            "Not found; the paths are /, /status.txt, /status.json, /healthz, /readyz, /metrics.\n",
         ),
     ] {
         let response = server.ask(path);

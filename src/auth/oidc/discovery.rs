@@ -1,34 +1,11 @@
-//! Reads the keys of an identity provider: its configuration (OpenID Connect Discovery), then the key set that this names. A short HTTP
-//! client on the HTTP and TLS stack of the server: two requests an hour need no pool, redirects or cookies.
+//! Reads the keys of an identity provider: its configuration (OpenID Connect Discovery), then the key set that this names.
 
-use std::fmt::Display;
-use std::sync::Arc;
-use std::time::Duration;
-
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, CONNECTION, HOST, USER_AGENT};
-use hyper::{Request, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::auth::oidc::keys::{Jwks, KeySet};
 use crate::config::is_secure_url;
-use crate::version::VERSION;
-
-/// For each of the two responses.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-const RESPONSE_BYTES_MAX: usize = 1 << 20;
+use crate::http_client::HttpClient;
 
 /// The most characters of an error.
 const CAUSE_CHARS_MAX: usize = 400;
@@ -36,7 +13,7 @@ const CAUSE_CHARS_MAX: usize = 400;
 /// Sends requests to the provider.
 pub(super) struct Discovery {
     issuer: String,
-    tls: TlsConnector,
+    client: HttpClient,
 }
 
 #[derive(Deserialize)]
@@ -46,25 +23,10 @@ struct Configuration {
 }
 
 impl Discovery {
-    /// Trusts the certificate authorities of the system, or those in `SSL_CERT_FILE` and `SSL_CERT_DIR`.
     pub(super) fn new(issuer: &str) -> Result<Self, String> {
-        let mut roots = RootCertStore::empty();
-        let system = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(system.certs);
-        if roots.is_empty() && issuer.starts_with("https:") {
-            return Err(
-                "there are no CA certificates: install ca-certificates or set SSL_CERT_FILE"
-                    .to_owned(),
-            );
-        }
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
         Ok(Self {
             issuer: issuer.to_owned(),
-            tls: Arc::new(config).into(),
+            client: HttpClient::new(issuer.starts_with("https:"))?,
         })
     }
 
@@ -93,54 +55,9 @@ impl Discovery {
     }
 
     async fn get<T: DeserializeOwned>(&self, url: &str) -> Result<T, String> {
-        let response = match timeout(RESPONSE_TIMEOUT, self.request(url)).await {
-            Ok(response) => response,
-            Err(_) => Err(format!("no response within {RESPONSE_TIMEOUT:?}")),
-        };
-        let parsed = response.and_then(|body| serde_json::from_slice(&body).map_err(text));
+        let response = self.client.get(url, "application/json").await;
+        let parsed = response
+            .and_then(|body| serde_json::from_slice(&body).map_err(|error| error.to_string()));
         parsed.map_err(|cause| format!("{url}: {cause}"))
     }
-
-    async fn request(&self, url: &str) -> Result<Bytes, String> {
-        let url: Uri = url.parse().map_err(text)?;
-        let is_https = url.scheme_str() == Some("https");
-        let host = url.host().ok_or("there is no host")?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let port = url.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-        let stream = TcpStream::connect((host, port)).await.map_err(text)?;
-        if !is_https {
-            return exchange(stream, &url).await;
-        }
-        let name = ServerName::try_from(host.to_owned()).map_err(text)?;
-        let stream = self.tls.connect(name, stream).await.map_err(text)?;
-        exchange(stream, &url).await
-    }
-}
-
-async fn exchange<S>(stream: S, url: &Uri) -> Result<Bytes, String>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
-    // Aborts the task when it is dropped.
-    let mut task = JoinSet::new();
-    task.spawn(connection);
-    let request = Request::get(url.path_and_query().map_or("/", |path| path.as_str()))
-        .header(HOST, url.authority().map_or("", |host| host.as_str()))
-        .header(ACCEPT, "application/json")
-        .header(USER_AGENT, format!("plantstore/{VERSION}"))
-        .header(CONNECTION, "close")
-        .body(Empty::<Bytes>::new())
-        .map_err(text)?;
-    let response = sender.send_request(request).await.map_err(text)?;
-    let status = response.status();
-    if status != StatusCode::OK {
-        return Err(format!("the response is {status}"));
-    }
-    let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX);
-    Ok(body.collect().await.map_err(text)?.to_bytes())
-}
-
-fn text(error: impl Display) -> String {
-    error.to_string()
 }
