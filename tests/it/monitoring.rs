@@ -451,6 +451,10 @@ fn the_dashboard_uses_existing_metrics_only() {
     assert!(expressions.len() >= 15, "{expressions:?}");
     let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
     for expression in &expressions {
+        // A node that is down stays, and other jobs do not appear.
+        let selectors = expression.matches('{').count();
+        let with_both = expression.matches(r#"job=~"$job",instance=~"$instance""#).count();
+        assert_eq!(with_both, selectors, "{expression}");
         for name in figures_in(expression) {
             assert!(names.contains(name), "{name} in {expression}");
         }
