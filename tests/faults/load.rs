@@ -231,13 +231,27 @@ pub fn after_restart(server: &Server, history: &mut History) -> Vec<String> {
     wrong
 }
 
-/// Sends plants again; each response has to be 200 or 40009.
+/// How long a plant is sent again after a 503, which a busy machine may cause for a while after the fault.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Sends plants again, as a client does; the last response to each has to be 200 or 40009.
 pub fn send_again(server: &Server, plants: Vec<Sent>, history: &mut History) -> Vec<String> {
     let token = server.token();
     let mut client = server.connect();
     let mut wrong = Vec::new();
     for sent in plants {
-        let response = client.add(&token, body(&sent).as_bytes());
+        let deadline = Instant::now() + RETRY_TIMEOUT;
+        let response = loop {
+            let response = client.add(&token, body(&sent).as_bytes());
+            if response.is_last() {
+                client = server.connect();
+            }
+            if response.status != 503 || Instant::now() >= deadline {
+                break response;
+            }
+            thread::sleep(RETRY_PAUSE);
+        };
         let outcome = outcome_of(Some(&response));
         if !matches!(outcome, Outcome::Acknowledged | Outcome::Conflict) {
             wrong.push(format!("wrong: an add fails: {sent:?}: {response:?}"));
