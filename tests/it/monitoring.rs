@@ -453,7 +453,9 @@ fn the_dashboard_uses_existing_metrics_only() {
     for expression in &expressions {
         // A node that is down stays, and other jobs do not appear.
         let selectors = expression.matches('{').count();
-        let with_both = expression.matches(r#"job=~"$job",instance=~"$instance""#).count();
+        let with_both = expression
+            .matches(r#"job=~"$job",instance=~"$instance""#)
+            .count();
         assert_eq!(with_both, selectors, "{expression}");
         for name in figures_in(expression) {
             assert!(names.contains(name), "{name} in {expression}");
