@@ -176,14 +176,13 @@ fn from_matches(matches: &ArgMatches) -> Result<Cli, clap::Error> {
     if let (Subcommands::Serve(serve), Some((_, matches))) =
         (&mut cli.command, matches.subcommand())
     {
-        let value = |name: &str| {
-            let values = matches.get_raw(name)?;
+        let settings = setting_names().into_iter().map(|name| {
+            let values = matches.get_raw(&name).into_iter().flatten();
             let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
-            Some(values.join(","))
-        };
-        let settings = setting_names().into_iter();
-        let settings = settings.map(|name| (value(&name).unwrap_or_default(), name));
-        serve.show(settings.map(|(value, name)| (name, value)).collect());
+            let value = values.join(",");
+            (name, value)
+        });
+        serve.show(settings.collect());
     }
     Ok(cli)
 }
