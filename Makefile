@@ -3,6 +3,7 @@
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 TOOLS := $(TARGET)/tools
+ABOUT_VERSION := 0.9.3
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 FUZZ_VERSION := 0.13.2
@@ -12,15 +13,12 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer etcd-server etcd-
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
 
-# The lowest priority, for compiling while tests wait.
-NICE := nice -n 19
+.PHONY: test tests-sqlite tests-postgres tests-release lints compiled-tests check setup fmt lint docs deny advisories build build-tests it it-sqlite it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
 
-.PHONY: test tests-sqlite tests-postgres checks check setup fmt lint docs deny advisories build it it-sqlite it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all kubernetes acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build package clean
-
-# The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build, the lints and
-# the build of cargo-deny, which have a lower priority.
+# The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build and the lints, which have a
+# lower priority.
 test: setup fmt
-	@$(MAKE) --no-print-directory --jobs=3 tests-sqlite tests-postgres checks
+	@$(MAKE) --no-print-directory --jobs=4 tests-sqlite tests-postgres tests-release lints
 	@echo "all tests passed"
 
 # Without the job server of make, which would limit each cargo to one process while the other parts run.
@@ -31,6 +29,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 LABEL = 2>&1 | sed --unbuffered 's/^/$@: /'
 
+# First, because two cargos cannot compile into one directory at the same time.
+tests-sqlite tests-postgres lints: compiled-tests
+compiled-tests:
+	@$(PART) build-tests $(LABEL)
+
 tests-sqlite:
 	@$(PART) it-sqlite it-tls it-http2 $(LABEL)
 	@$(PART) faults-sample faults-transports $(LABEL)
@@ -39,9 +42,12 @@ tests-postgres:
 	@$(PART) it-postgres $(LABEL)
 	@$(PART) faults-patroni $(LABEL)
 
-checks:
-	@$(NICE) $(PART) build deny lint docs $(LABEL)
-	@$(PART) browser clients generated-clients kubernetes acme schemathesis $(LABEL)
+tests-release:
+	@nice -n 10 $(PART) build $(LABEL)
+	@$(PART) browser clients generated-clients manifests acme schemathesis $(LABEL)
+
+lints:
+	@nice -n 10 $(PART) lint docs $(LABEL)
 
 # Needs only Rust and a C compiler.
 check: fmt lint docs
@@ -62,10 +68,11 @@ lint:
 	$(CARGO) clippy --all-targets --locked -- -D warnings
 	$(CARGO) clippy --test faults --locked -- -D warnings
 
+# With the examples, so that the dependencies have the same features as in `lint` and are not checked twice.
 docs:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --lib --examples --no-deps --document-private-items --locked
 
-# Licences, sources and duplicates. `make advisories` needs the advisory database from the network.
+# Licences, sources and duplicates: a part of `make release`. `make advisories` needs the advisory database from the network.
 deny: $(TOOLS)/bin/cargo-deny
 	$(TOOLS)/bin/cargo-deny --locked check bans licenses sources
 
@@ -89,6 +96,9 @@ $(TOOLS)/bin/caddy:
 
 build:
 	$(CARGO) build --release --locked
+
+build-tests:
+	$(CARGO) test --locked --lib --test it --test faults --no-run
 
 it: it-sqlite it-tls it-http2 it-postgres
 
@@ -124,9 +134,9 @@ generated-clients-all: generated-clients
 	@scripts/install-missing golang-go
 	tests/generated_clients/run $(TARGET)/release/plantstore rust go
 
-# Validates deploy/kubernetes.yaml.
-kubernetes: build
-	tests/kubernetes/run $(TARGET)/release/plantstore
+# Validates deploy/kubernetes.yaml and deploy/compose.yaml.
+manifests: build
+	tests/manifests/run $(TARGET)/release/plantstore
 
 # The recipe for Let's Encrypt in docs/security.md, against a server for tests.
 acme: build
@@ -198,15 +208,22 @@ fuzz: $(TOOLS)/bin/cargo-fuzz
 $(TOOLS)/bin/cargo-fuzz:
 	$(CARGO) install cargo-fuzz --version $(FUZZ_VERSION) --locked --debug --root $(TOOLS)
 
-# Compares the service with other servers and with the baseline, and TLS and HTTP/2 with HTTP/1.1; writes docs/performance.md. About
-# 30 minutes; ROUNDS and SECONDS_A_ROUND shorten it.
+# Compares the service with other servers and with the baseline, TLS and HTTP/2 with HTTP/1.1, and the binary of `make release` with that of cargo;
+# writes docs/performance.md. About 35 minutes; ROUNDS and SECONDS_A_ROUND shorten it.
 bench: bench-build
+	CARGO="$(CARGO)" scripts/release binary
 	bench/run
 	bench/tls
+	bench/variants
 
 # Only TLS and HTTP/2. About 3 minutes.
 bench-tls: bench-build
 	bench/tls
+
+# Only the binary of `make release`, and an open status page. About 3 minutes.
+bench-variants: bench-build
+	CARGO="$(CARGO)" scripts/release binary
+	bench/variants
 
 # Throughput as the store grows to ten million plants; writes docs/performance.md. About 10 minutes; PLANTS_MAX shortens it.
 bench-growth: bench-build
@@ -243,27 +260,22 @@ instructions:
 	$(CARGO) build --release --locked --example instructions
 	bench/instructions
 
-# Builds the Debian package into $(TARGET)/debian, with a list of all components (SBOM, CycloneDX), and checks it: install, run, purge; and `cargo install`. Needs root or sudo.
-package: build $(TOOLS)/bin/cargo-deb $(TOOLS)/bin/cargo-cyclonedx
-	@scripts/install-missing dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl python3
-	rm -rf $(TARGET)/release/package
-	$(TARGET)/release/plantstore man --to $(TARGET)/release/package/man
-	gzip -9n $(TARGET)/release/package/man/*
-	gzip -9nc CHANGELOG.md > $(TARGET)/release/package/changelog.gz
-	for shell in bash zsh fish; do \
-	  $(TARGET)/release/plantstore completions $$shell > $(TARGET)/release/package/plantstore.$$shell || exit 1; done
-	$(TOOLS)/bin/cargo-cyclonedx cyclonedx --format json --no-build-deps --override-filename plantstore.cdx
-	mv plantstore.cdx.json $(TARGET)/release/package/
-	$(TOOLS)/bin/cargo-deb --no-build --locked --output $(TARGET)/debian/plantstore.deb
-	scripts/check-package $(TARGET)/debian/plantstore.deb
-	$(CARGO) install --path . --locked --root $(TARGET)/installed
-	$(TARGET)/installed/bin/plantstore --version
+# Builds what is published, from the last commit, into $(TARGET)/dist: a tarball and a Debian package whose binary runs with glibc 2.28 or later, the
+# list of components (SBOM, CycloneDX) and SHA-256 sums. Then checks it: install, run, purge, `cargo install`, and whether another
+# build is identical. Needs root or sudo. About 20 minutes.
+release: deny $(TOOLS)/bin/cargo-deb $(TOOLS)/bin/cargo-cyclonedx $(TOOLS)/bin/cargo-about
+	@scripts/install-missing binutils python3 python3-venv dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl nodejs npm nghttp2-client wrk openssl
+	CARGO="$(CARGO)" scripts/release
+	CARGO="$(CARGO)" scripts/check-release
 
 $(TOOLS)/bin/cargo-cyclonedx:
 	$(CARGO) install cargo-cyclonedx --version $(CYCLONEDX_VERSION) --locked --debug --root $(TOOLS)
 
 $(TOOLS)/bin/cargo-deb:
 	$(CARGO) install cargo-deb --version $(DEB_VERSION) --locked --debug --root $(TOOLS)
+
+$(TOOLS)/bin/cargo-about:
+	$(CARGO) install cargo-about --version $(ABOUT_VERSION) --locked --features cli --debug --root $(TOOLS)
 
 clean:
 	$(CARGO) clean

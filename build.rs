@@ -3,7 +3,7 @@
 
 #[path = "build/contract.rs"]
 mod contract;
-#[path = "build/html.rs"]
+#[path = "src/html.rs"]
 mod html;
 #[path = "build/page.rs"]
 mod page;
@@ -16,7 +16,7 @@ const TEMPLATE: &str = "src/http/docs/page.html";
 
 fn main() -> Result<(), Box<dyn Error>> {
     version::set_variables();
-    for source in ["openapi.yaml", TEMPLATE, "build.rs", "build"] {
+    for source in ["openapi.yaml", TEMPLATE, "build.rs", "build", "src/html.rs"] {
         println!("cargo::rerun-if-changed={source}");
     }
     let out = env::var("OUT_DIR")?;

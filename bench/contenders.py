@@ -4,12 +4,14 @@ import base64
 import hashlib
 import hmac
 import json
+import platform
 import secrets
 import shutil
 import signal
 import sqlite3
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -137,6 +139,7 @@ class PlantStore(Contender):
     name = "Plant Store"
     promise = "On disk. Replays get the same response."
     peer = False
+    binary = RELEASE / "plantstore"
     flags = ()
     ops_port = 0  # any
 
@@ -145,12 +148,12 @@ class PlantStore(Contender):
         self.create_token()
 
     def create_token(self):
-        command = [RELEASE / "plantstore", "token", "create", "bench", "--store", self.store]
+        command = [self.binary, "token", "create", "bench", "--store", self.store]
         self.secret = measure.run_unprivileged(command, self.directory).strip()
 
     def command(self):
         listeners = ["--listen", self.address, "--ops-listen", f"127.0.0.1:{self.ops_port}"]
-        return [RELEASE / "plantstore", "serve", *listeners, "--store", self.store, *self.flags]
+        return [self.binary, "serve", *listeners, "--store", self.store, *self.flags]
 
     def count(self):
         return self.rows_in("plantstore.db")
@@ -162,6 +165,40 @@ class PlantStoreQuiet(PlantStore):
 
     def command(self):
         return [*super().command(), "--log-level", "warn"]
+
+
+class PlantStoreReleased(PlantStore):
+    """The binary of `make release`, which runs with an older C library."""
+
+    name = "Plant Store, binary of make release"
+    promise = "As Plant Store."
+    binary = measure.TARGET / f"{platform.machine()}-unknown-linux-gnu" / "release" / "plantstore"
+
+
+class PlantStoreWatched(PlantStore):
+    """Sends the requests of an open status page, one a second."""
+
+    name = "Plant Store, status page open"
+    promise = "As Plant Store."
+    requests_of_page = 0
+
+    def prepare(self):
+        super().prepare()
+        self.ops_port = measure.free_port()
+
+    def start(self):
+        seconds = super().start()
+        threading.Thread(target=self.watch, args=(self.process,), daemon=True).start()
+        return seconds
+
+    def watch(self, process):
+        first = 0
+        while process.poll() is None:
+            url = f"http://127.0.0.1:{self.ops_port}/status.json?interval_s=1&first={first}"
+            with urllib.request.urlopen(url, timeout=10) as response:
+                first = json.load(response)["next"]
+            self.requests_of_page += 1
+            time.sleep(1)
 
 
 class PlantStoreTls(PlantStore):

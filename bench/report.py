@@ -13,9 +13,9 @@ DOCS = pathlib.Path(os.environ.get("BENCH_DOCS", measure.ROOT / "docs"))
 MIB = 2**20
 INTRODUCTION = """# Performance
 
-Reproduce these numbers with `make bench` (comparison with other servers, about 25 minutes, and TLS and HTTP/2, about 3 minutes),
-`make bench-growth` (about 10 minutes) and `make bench-tokens` (about 5 minutes). They rewrite this page. `make bench-tls` runs only the
-part about TLS and HTTP/2. Absolute numbers depend on the machine; compare the ratios of one run. A target with the result FAIL is not
+Reproduce these numbers with `make bench` (comparison with other servers, about 25 minutes; TLS and HTTP/2, about 3 minutes; the released binary
+and an open status page, about 3 minutes), `make bench-growth` (about 10 minutes) and `make bench-tokens` (about 5 minutes). They rewrite this page.
+`make bench-tls` and `make bench-variants` run only one part. Absolute numbers depend on the machine; compare the ratios of one run. A target with the result FAIL is not
 met by this version; it stays in the table as the aim of a later one.
 """
 METHOD = """Every server runs on the same machine as the load generator, as an unprivileged user, over loopback, with a fresh store on the same
@@ -69,7 +69,7 @@ def write_section(name, markdown):
     page = DOCS / "performance.md"
     old = page.read_text() if page.exists() else ""
     parts = {}
-    for part in ("peers", "tls", "growth", "tokens"):
+    for part in ("peers", "tls", "variants", "growth", "tokens"):
         found = re.search(rf"<!-- {part} -->\n(.*?)<!-- end of {part} -->", old, re.DOTALL)
         parts[part] = found.group(1) if found else ""
     parts[name] = markdown
@@ -267,6 +267,46 @@ class Transports:
         method = self.METHOD.format(requests=self.requests, rounds=self.rounds, seconds=self.seconds, cores=os.cpu_count())
         parts = ["## TLS and HTTP/2", provenance(), method, verdicts, self.main_table()]
         write_section("tls", "\n\n".join(parts) + "\n")
+
+
+class Variants:
+    """The third part: the binary of `make release`, and an open status page."""
+
+    METHOD = (
+        "Three services with an SQLite store each, at {connections} connections: the binary of `cargo build --release`; that of `make release`, which "
+        "is linked for an older C library and compiles SQLite with another compiler; and the first one again, with the requests of an open status page, one a "
+        "second. They are measured in turn, in an order that changes with each round; a number is the median over {rounds} rounds of {seconds:g} s."
+    )
+
+    def __init__(self, results, differing, connections, rounds, seconds):
+        self.results = {name: medians(rounds) for name, rounds in results.items()}
+        self.differing, self.connections, self.rounds, self.seconds = differing, connections, rounds, seconds
+
+    def relative(self, name):
+        return self.results[name]["rate"] / self.results["Plant Store"]["rate"]
+
+    def verdicts(self):
+        names = [name for name in self.results if name != "Plant Store"]
+        ratios = [verdict(f"adds/s: {name}, relative to Plant Store", self.relative(name), "≥", 0.97, "%") for name in names]
+        return [*ratios, verdict("difference between acknowledged and stored", self.differing, "≤", 0, "plants")]
+
+    def main_table(self):
+        head = ["", "adds/s", "relative", "p50 ms", "p99 ms", "p99.9 ms", "memory MiB", "CPU s/1000 adds", "errors"]
+        rows = []
+        for name, result in self.results.items():
+            times = (f"{result[key] / 1000:.2f}" for key in ("p50_us", "p99_us", "p999_us"))
+            rows.append([
+                name, f"{result['rate']:,.0f}", f"{self.relative(name):.0%}", *times, f"{result['memory'] / MIB:.0f}",
+                f"{result['cpu_per_1000']:.4f}", f"{result['wrong']:.0f}",
+            ])  # fmt: skip
+        return table(head, rows)
+
+    def write(self):
+        verdicts = verdict_table(self.verdicts())
+        print("\n" + self.main_table() + "\n\n" + verdicts)
+        method = self.METHOD.format(connections=self.connections, rounds=self.rounds, seconds=self.seconds)
+        parts = ["## The released binary, and an open status page", provenance(), method, verdicts, self.main_table()]
+        write_section("variants", "\n\n".join(parts) + "\n")
 
 
 class Growth:

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::contract::{Contract, Example, Media, Operation, OrRef, Response, Schema};
-use crate::html::{escape, fill, prose};
+use crate::html::{escape, fill};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -267,4 +267,17 @@ fn number((number, example): (&String, &Example)) -> Result<String> {
         meaning.map_or(String::new(), |meaning| format!("<p>{meaning}</p>")),
         escape(message.ok_or("an example has no message")?),
     ))
+}
+
+/// Prose of the contract: what stands between two backticks is code.
+fn prose(text: &str) -> String {
+    let parts: Vec<String> = text.split('`').map(escape).collect();
+    if parts.len().is_multiple_of(2) {
+        return escape(text); // a backtick without its other half
+    }
+    let spell = |(at, part): (usize, &String)| match at % 2 {
+        0 => part.clone(),
+        _ => format!("<code>{part}</code>"),
+    };
+    parts.iter().enumerate().map(spell).collect()
 }

@@ -10,7 +10,7 @@
 //! 5. `plant` and `token` are the two data types.
 //!
 //! Around them: `cli` with `config` and `formats` (NDJSON, CSV) for the operator, `ops` with health checks, `metrics` and the
-//! status page, `http_client`, `logging`, and `fs` for atomic files.
+//! status page, `html` and `web_page` for both pages, `http_client`, `logging`, and `fs` for atomic files.
 //!
 //! The modules are private. The binary calls [`run`]; the other items are public for the benchmarks and the tests.
 
@@ -21,6 +21,7 @@ mod formats;
 mod fs;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod html;
 mod http;
 mod http_client;
 mod logging;
@@ -34,6 +35,7 @@ mod store;
 mod token;
 mod user;
 mod version;
+mod web_page;
 mod writer;
 
 pub use auth::{KnownTokens, RuntimeTokens};

@@ -2,14 +2,12 @@
 //! and need no token; the page loads nothing from other hosts.
 
 use http_body_util::Full;
-use hyper::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH,
-    LOCATION, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, LOCATION};
 use hyper::{HeaderMap, Method, StatusCode};
 
 use crate::http::Response;
 use crate::http::error::{ApiError, ErrorKind};
+use crate::web_page::{ICON, SECURITY_HEADERS};
 
 pub const OPENAPI_YAML: &str = include_str!("../../openapi.yaml");
 
@@ -36,12 +34,8 @@ const DOCUMENTS: [(&str, &str, &str); 6] = [
     ("/docs", "text/html; charset=utf-8", PAGE_HTML),
     ("/docs/page.css", "text/css; charset=utf-8", concat!(include_str!("../palette.css"), include_str!("docs/page.css"))),
     ("/docs/page.js", "text/javascript; charset=utf-8", include_str!("docs/page.js")),
-    ("/docs/icon.svg", "image/svg+xml", include_str!("../icon.svg")),
+    ("/docs/icon.svg", "image/svg+xml", ICON),
 ];
-
-/// The page may load its own style, script and icon, and send requests to its own service; nothing else.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
-    img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Locations are relative, as all links of the page are: a reverse proxy may have added a prefix.
 const REDIRECTS: [(&str, &str); 2] = [("/", "docs"), ("/docs/", "../docs")];
@@ -81,12 +75,8 @@ fn respond_with(
 ) {
     let etag = format!("\"{:08x}\"", crc32fast::hash(text.as_bytes()));
     let headers = response.headers_mut();
-    for (name, value) in [
-        (CACHE_CONTROL, "no-cache"),
-        (CONTENT_SECURITY_POLICY, POLICY),
-        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (REFERRER_POLICY, "no-referrer"),
-    ] {
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    for (name, value) in SECURITY_HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
     }
     let value = HeaderValue::from_str(&etag).expect("hexadecimal digits are a header value");

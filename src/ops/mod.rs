@@ -12,10 +12,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::Bytes;
-use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderValue,
-    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -25,6 +22,7 @@ use crate::config::Settings;
 use crate::logging::warnings;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
+use crate::web_page::SECURITY_HEADERS;
 use crate::writer::HealthCheck;
 
 use history::{History, Reading};
@@ -36,10 +34,6 @@ const SYSTEM_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The time between two readings of the history.
 const READING_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The status page may load its own style, script, icon and numbers; nothing else.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
-    img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
@@ -252,13 +246,8 @@ fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
 
 fn ok(media_type: &'static str, content: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(content.into()));
-    for (name, value) in [
-        (CONTENT_TYPE, media_type),
-        (CACHE_CONTROL, "no-store"),
-        (CONTENT_SECURITY_POLICY, POLICY),
-        (REFERRER_POLICY, "no-referrer"),
-        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ] {
+    let own = [(CONTENT_TYPE, media_type), (CACHE_CONTROL, "no-store")];
+    for (name, value) in own.into_iter().chain(SECURITY_HEADERS) {
         let value = HeaderValue::from_static(value);
         response.headers_mut().insert(name, value);
     }

@@ -7,9 +7,11 @@ use std::time::{Duration, SystemTime};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::html::{escape, fill};
 use crate::logging::Warning;
 use crate::ops::history::{CHARTS, History, Point, Ring, Unit, Values, lines_of};
 use crate::version::VERSION;
+use crate::web_page::ICON;
 
 const TEMPLATE: &str = include_str!("status_page/page.html");
 
@@ -18,7 +20,7 @@ const TEMPLATE: &str = include_str!("status_page/page.html");
 pub(super) const FILES: [(&str, &str, &str); 3] = [
     ("/status.css", "text/css; charset=utf-8", concat!(include_str!("../palette.css"), include_str!("status_page/page.css"))),
     ("/status.js", "text/javascript; charset=utf-8", include_str!("status_page/page.js")),
-    ("/status.svg", "image/svg+xml", include_str!("../icon.svg")),
+    ("/status.svg", "image/svg+xml", ICON),
 ];
 
 /// The columns of the table of numbers, and the resolution that they are calculated from.
@@ -53,22 +55,21 @@ impl Status<'_> {
         let state = match &self.not_ready {
             None => r#"<p class="ready">Ready</p>"#.to_owned(),
             Some(reason) => {
-                let reason = escaped(reason);
+                let reason = escape(reason);
                 format!(r#"<p class="not-ready"><strong>Not ready:</strong> {reason}</p>"#)
             }
         };
-        let value = |name: &str| match name {
-            "version" => escaped(VERSION),
-            "uptime" => self.uptime(),
-            "started" => rounded(self.started_at),
-            "time" => rounded(SystemTime::now()),
-            "state" => state.clone(),
-            "numbers" => self.numbers_html(),
-            "warnings" => self.warnings_html(),
-            "settings" => self.settings_html(),
-            _ => unreachable!("{name} is not among the values of the page"),
-        };
-        filled(TEMPLATE, value)
+        let values = [
+            ("version", escape(VERSION)),
+            ("uptime", self.uptime()),
+            ("started", rounded(self.started_at)),
+            ("time", rounded(SystemTime::now())),
+            ("state", state),
+            ("numbers", self.numbers_html()),
+            ("warnings", self.warnings_html()),
+            ("settings", self.settings_html()),
+        ];
+        fill(TEMPLATE, &values).expect("the template has these names")
     }
 
     pub(super) fn text(&self) -> String {
@@ -182,7 +183,7 @@ impl Status<'_> {
         }
         let mut html = String::from("<ol>");
         for Warning { time, text } in &self.warnings {
-            let (time, text) = (rounded(*time), escaped(text));
+            let (time, text) = (rounded(*time), escape(text));
             let _ = write!(html, "<li><time>{time}</time> {text}</li>");
         }
         html + "</ol>"
@@ -191,7 +192,7 @@ impl Status<'_> {
     fn settings_html(&self) -> String {
         let rows = self.settings.iter().map(|(name, value)| {
             let value = if value.is_empty() { "not set" } else { value };
-            let (name, value) = (escaped(name), escaped(value));
+            let (name, value) = (escape(name), escape(value));
             format!("<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>")
         });
         rows.collect()
@@ -316,35 +317,6 @@ fn rounded(time: SystemTime) -> String {
     time.strftime("%F %TZ").to_string()
 }
 
-fn escaped(text: &str) -> String {
-    let mut html = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => html.push_str("&amp;"),
-            '<' => html.push_str("&lt;"),
-            '>' => html.push_str("&gt;"),
-            '"' => html.push_str("&quot;"),
-            '\'' => html.push_str("&#39;"),
-            _ => html.push(c),
-        }
-    }
-    html
-}
-
-/// Replaces each `{{name}}` by its value.
-fn filled(template: &str, value: impl Fn(&str) -> String) -> String {
-    let mut parts = template.split("{{");
-    let mut filled = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (name, rest) = part
-            .split_once("}}")
-            .expect("every name in the template ends");
-        filled.push_str(&value(name));
-        filled.push_str(rest);
-    }
-    filled
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -365,15 +337,6 @@ mod tests {
         assert_eq!(Unit::Seconds.text(0.000_25), "250 µs");
         assert_eq!(Unit::Seconds.text(0.0123), "12.3 ms");
         assert_eq!(Unit::Bytes.text(7.39e9), "7.39 GB");
-    }
-
-    #[test]
-    fn markup_in_a_value_is_text() {
-        assert_eq!(escaped("<b a='\"'>&"), "&lt;b a=&#39;&quot;&#39;&gt;&amp;");
-        assert_eq!(
-            filled("a{{x}}b{{y}}", |name| format!("{{{{{name}}}}}")),
-            "a{{x}}b{{y}}"
-        );
     }
 
     #[test]

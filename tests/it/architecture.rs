@@ -18,7 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["store"],
     &["plant", "token", "metrics", "logging", "shutdown"],
-    &["fs", "user", "http_client"],
+    &["fs", "user", "http_client", "html", "web_page"],
     &["version"],
     &["sqlite_format"],
 ];
@@ -162,6 +162,21 @@ fn every_direct_dependency_is_justified() {
                 "{name} is not in ARCHITECTURE.md"
             );
         }
+    }
+}
+
+#[test]
+fn every_dependency_comes_from_crates_io() {
+    let lock = include_str!("../../Cargo.lock");
+    let lock: toml::Table = lock.parse().expect("TOML");
+    let packages = lock["package"].as_array().expect("a list");
+    assert!(packages.len() > 100);
+    for package in packages {
+        let text = |key: &str| package.get(key).and_then(toml::Value::as_str);
+        let is_ours = text("name") == Some("plantstore");
+        let source = "registry+https://github.com/rust-lang/crates.io-index";
+        assert!(is_ours || text("source") == Some(source), "{package:?}");
+        assert!(is_ours || text("checksum").is_some(), "{package:?}");
     }
 }
 

@@ -1,7 +1,7 @@
-//! Text becomes HTML here: nothing of the contract reaches the page but through `escape`.
+//! HTML from text and templates, for the docs page (`build.rs`) and the status page.
 
 /// Text, safe inside an element and inside a quoted attribute.
-pub fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -16,22 +16,9 @@ pub fn escape(text: &str) -> String {
     html
 }
 
-/// Prose of the contract: what stands between two backticks is code.
-pub fn prose(text: &str) -> String {
-    let parts: Vec<String> = text.split('`').map(escape).collect();
-    if parts.len().is_multiple_of(2) {
-        return escape(text); // a backtick without its other half
-    }
-    let spell = |(at, part): (usize, &String)| match at % 2 {
-        0 => part.clone(),
-        _ => format!("<code>{part}</code>"),
-    };
-    parts.iter().enumerate().map(spell).collect()
-}
-
 /// Replaces each `{{name}}` of the template by its value. A name without a value is an error, and so is a value whose name
 /// the template does not contain. Placeholders inside values are not replaced.
-pub fn fill(template: &str, values: &[(&str, String)]) -> Result<String, String> {
+pub(crate) fn fill(template: &str, values: &[(&str, String)]) -> Result<String, String> {
     let mut html = String::new();
     let mut used = Vec::new();
     let mut rest = template;
@@ -48,5 +35,26 @@ pub fn fill(template: &str, values: &[(&str, String)]) -> Result<String, String>
     match values.iter().find(|(name, _)| !used.contains(name)) {
         Some((name, _)) => Err(format!("the template has no place for {name}")),
         None => Ok(html),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markup_in_a_value_is_text() {
+        assert_eq!(escape("<b a='\"'>&"), "&lt;b a=&#39;&quot;&#39;&gt;&amp;");
+    }
+
+    #[test]
+    fn a_template_and_its_values_have_the_same_names() {
+        let x = ("x", "{{y}}".to_owned());
+        let y = ("y", "2".to_owned());
+        let both = [x.clone(), y];
+        assert_eq!(fill("a{{x}}b{{y}}", &both), Ok("a{{y}}b2".to_owned()));
+        assert!(fill("a{{x}}", &both).is_err());
+        assert!(fill("a{{x}}b{{y}}", &[x]).is_err());
+        assert!(fill("a{{x", &both).is_err());
     }
 }
