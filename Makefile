@@ -275,7 +275,7 @@ $(TOOLS)/bin/cargo-deb:
 	$(CARGO) install cargo-deb --version $(DEB_VERSION) --locked --debug --root $(TOOLS)
 
 $(TOOLS)/bin/cargo-about:
-	$(CARGO) install cargo-about --version $(ABOUT_VERSION) --locked --features cli --debug --root $(TOOLS)
+	$(CARGO) install cargo-about --version $(ABOUT_VERSION) --locked --features cli --root $(TOOLS)
 
 clean:
 	$(CARGO) clean
