@@ -29,8 +29,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 LABEL = 2>&1 | sed --unbuffered 's/^/$@: /'
 
-# First, because two cargos cannot compile into one directory at the same time.
-tests-sqlite tests-postgres lints: compiled-tests
+# First, and the lints in a directory of their own, because two cargos cannot use one directory at the same time.
+tests-sqlite tests-postgres: compiled-tests
 compiled-tests:
 	@$(PART) build-tests $(LABEL)
 
@@ -47,7 +47,7 @@ tests-release:
 	@$(PART) browser clients generated-clients manifests acme schemathesis $(LABEL)
 
 lints:
-	@nice -n 10 $(PART) lint docs $(LABEL)
+	@CARGO_TARGET_DIR=$(TARGET)/lints nice -n 19 $(PART) lint docs $(LABEL)
 
 # Needs only Rust and a C compiler.
 check: fmt lint docs
