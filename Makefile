@@ -17,6 +17,10 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build and the lints, which have a
 # lower priority.
+# The release build of the tests has less optimisation, which takes half of its compile time; `make release` tests the one that is published.
+test: export CARGO_PROFILE_RELEASE_LTO := off
+test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
+test: export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
 test: setup fmt
 	@$(MAKE) --no-print-directory --jobs=4 tests-sqlite tests-postgres tests-release lints
 	@echo "all tests passed"
