@@ -39,12 +39,12 @@ compiled-tests:
 	@$(PART) build-tests $(LABEL)
 
 tests-sqlite:
-	@$(PART) it-sqlite it-tls it-http2 $(LABEL)
-	@$(PART) faults-sample faults-transports $(LABEL)
+	@RUST_TEST_THREADS=3 $(PART) it-sqlite it-tls it-http2 $(LABEL)
+	@$(PART) faults-sample $(LABEL)
 
 tests-postgres:
-	@$(PART) it-postgres $(LABEL)
-	@$(PART) faults-patroni $(LABEL)
+	@RUST_TEST_THREADS=3 $(PART) it-postgres $(LABEL)
+	@$(PART) faults-patroni faults-transports $(LABEL)
 
 tests-release:
 	@nice -n 10 $(PART) build $(LABEL)

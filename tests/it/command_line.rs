@@ -141,7 +141,8 @@ fn a_usage_error_exits_with_2_and_help_with_0() {
         .expect("it runs");
     assert_eq!(output.status.code(), Some(2));
     assert!(run_ok(directory.path(), &["--help"]).contains("serve"));
-    assert!(run_ok(directory.path(), &["--version"]).starts_with("plantstore 0."));
+    let version = concat!("plantstore ", env!("CARGO_PKG_VERSION"));
+    assert!(run_ok(directory.path(), &["--version"]).starts_with(version));
     assert_eq!(
         fs::read_dir(directory.path()).expect("a directory").count(),
         0
