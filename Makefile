@@ -13,7 +13,7 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer etcd-server etcd-
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
 
-.PHONY: test tests-sqlite tests-postgres tests-release lints compiled-tests check setup fmt lint docs deny advisories build build-tests it it-sqlite it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
+.PHONY: test tests-sqlite tests-postgres tests-release lints compiled-tests check setup fmt lint docs deny advisories build build-tests it it-sqlite it-readme it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
 
 # The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build and the lints, which have a
 # lower priority.
@@ -48,7 +48,7 @@ tests-postgres:
 
 tests-release:
 	@nice -n 10 $(PART) build $(LABEL)
-	@$(PART) browser clients generated-clients manifests acme schemathesis $(LABEL)
+	@$(PART) it-readme browser clients generated-clients manifests acme schemathesis $(LABEL)
 
 lints:
 	@CARGO_TARGET_DIR=$(TARGET)/lints nice -n 19 $(PART) lint docs $(LABEL)
@@ -104,10 +104,14 @@ build:
 build-tests:
 	$(CARGO) test --locked --lib --test it --test faults --no-run
 
-it: it-sqlite it-tls it-http2 it-postgres
+it: it-sqlite it-readme it-tls it-http2 it-postgres
 
 it-sqlite:
-	$(CARGO) test --locked --lib --test it
+	$(CARGO) test --locked --lib --test it -- --skip documentation::readme
+
+# Waits for the release build, and would keep other tests waiting.
+it-readme:
+	$(CARGO) test --locked --test it -- documentation::readme
 
 # The tests of the public listener again, over TLS and over HTTP/2. A module http1 or plaintext has what does not apply there.
 ON_ALL_TRANSPORTS := contract:: errors:: tokens:: connections:: logging::
