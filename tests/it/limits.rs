@@ -65,6 +65,11 @@ fn an_idle_connection_is_closed_for_a_new_one_and_a_busy_one_is_not() {
         "2",
         "--max-connections-per-address",
         "2",
+        // However slow the machine is, the busy connection stays.
+        "--body-timeout",
+        "10m",
+        "--request-timeout",
+        "10m",
     ]);
     let token = server.token();
     let mut busy = server.connect();
