@@ -15,8 +15,8 @@ ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitorin
 
 .PHONY: test tests-sqlite tests-postgres tests-release lints compiled-tests check setup fmt lint docs deny advisories build build-tests it it-sqlite it-readme it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
 
-# The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build and the lints. The four parts
-# take about the same time; the lints have a lower priority.
+# The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build and the lints, which have
+# a lower priority.
 # The release build of the tests has less optimisation, which takes half of its compile time; `make release` tests the one that is published.
 test: export CARGO_PROFILE_RELEASE_LTO := off
 test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
