@@ -42,7 +42,7 @@ pub use auth::{KnownTokens, RuntimeTokens};
 pub use cli::run;
 pub use http::client::Peer;
 pub use http::connection::{ConnectionState, respond};
-pub use http::docs::OPENAPI_YAML;
+pub use http::docs::OPENAPI_JSON;
 pub use http::error::{ApiError, ErrorKind};
 pub use http::http1::serve as serve_connection;
 pub use http::{AppState, Handled, Limits, RequestContext, plant_response, read_plant};

@@ -103,10 +103,11 @@ impl Transfer {
     fn copy_plants(&mut self) -> anyhow::Result<()> {
         let count = self.from.store.count_plants()?;
         let progress = progress_bar("copying", Some(count), Unit::Items);
-        let mut next = Some(i64::MIN);
+        let last = self.from.store.last_id()?;
+        let mut next = last.and(Some(i64::MIN));
         while let Some(first) = next {
             let mut page = self.from.store.plants(first)?;
-            next = next_id(&page);
+            next = next_id(&page).filter(|&next| Some(next) <= last);
             for plant in &mut page {
                 if !self.ids.contains_key(&plant.added_by) {
                     // The source is in use, and the token was created after the tokens were read.
@@ -343,10 +344,11 @@ fn find_differences(
     same_token: impl Fn(TokenId, TokenId) -> bool,
 ) -> anyhow::Result<Differences> {
     let mut found = Differences::default();
-    let mut next = Some(i64::MIN);
+    let last = store.store.last_id()?;
+    let mut next = last.and(Some(i64::MIN));
     while let Some(first) = next {
         let page = store.store.plants(first)?;
-        next = next_id(&page);
+        next = next_id(&page).filter(|&next| Some(next) <= last);
         for plants in page.chunks(LOOKUP_LEN_MAX) {
             let ids: Vec<_> = plants.iter().map(|plant| plant.id).collect();
             let others = other.store.get(&ids)?.into_iter();

@@ -9,7 +9,7 @@ use crate::http::Response;
 use crate::http::error::{ApiError, ErrorKind};
 use crate::web_page::{ICON, SECURITY_HEADERS};
 
-pub const OPENAPI_YAML: &str = include_str!("../../openapi.yaml");
+pub(crate) const OPENAPI_YAML: &str = include_str!("../../openapi.yaml");
 
 /// For tools that do not support OpenAPI 3.1. The description uses one feature that 3.0 does not have: the identifier
 /// of a licence.
@@ -23,7 +23,7 @@ pub(crate) fn openapi_3_0() -> String {
         )
 }
 
-const OPENAPI_JSON: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
+pub const OPENAPI_JSON: &str = include_str!(concat!(env!("OUT_DIR"), "/openapi.json"));
 const PAGE_HTML: &str = include_str!(concat!(env!("OUT_DIR"), "/page.html"));
 
 /// Path, media type and content.

@@ -275,6 +275,11 @@ impl Store {
         on_engine!(self, store => store.count_plants())
     }
 
+    /// The greatest id of a plant. What reads a store in use page by page stops there; otherwise it might never reach the end.
+    pub(crate) fn last_id(&mut self) -> Result<Option<i64>, StoreError> {
+        on_engine!(self, store => store.last_id())
+    }
+
     /// A page of plants, by id, from this id on. Empty only if there are no more.
     pub(crate) fn plants(&mut self, first: i64) -> Result<Vec<PlantRecord>, StoreError> {
         match self {

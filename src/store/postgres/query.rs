@@ -57,6 +57,11 @@ impl Postgres {
         Ok(count(&row, 0))
     }
 
+    pub(crate) fn last_id(&mut self) -> Result<Option<i64>, StoreError> {
+        let row = self.query_one("SELECT max(id) FROM plantstore.plants", &[])?;
+        Ok(row.get(0))
+    }
+
     pub(crate) fn plants(&mut self, first: i64) -> Result<Vec<PlantRecord>, StoreError> {
         let rows = self.run(async |session| select_page(&session.client, first).await)?;
         rows.iter().map(plant_record).collect()

@@ -30,6 +30,11 @@ impl Sqlite {
         Ok(count.unsigned_abs())
     }
 
+    pub(crate) fn last_id(&mut self) -> Result<Option<i64>, StoreError> {
+        let sql = "SELECT max(id) FROM plants";
+        Ok(self.connection.query_row(sql, [], |row| row.get(0))?)
+    }
+
     pub(crate) fn get(
         &mut self,
         ids: &[i64],
