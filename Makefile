@@ -13,45 +13,39 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer etcd-server etcd-
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
 
-.PHONY: test tests-sqlite tests-postgres tests-release lints compiled-tests check setup fmt lint docs deny advisories build build-tests it it-sqlite it-readme it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
+.PHONY: test tests-sqlite tests-postgres tests-programs check setup fmt lint docs deny advisories build build-tests it it-sqlite it-readme it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
 
-# The tests mostly wait, for disks, databases and timeouts. So they run at the same time as the release build and the lints, which have
-# a lower priority.
-# The release build of the tests has less optimisation, which takes half of its compile time; `make release` tests the one that is published.
+# Builds everything once, for the tests, the lints and the README's `cargo run --release`: with the checks of a debug build and without
+# optimisation, which takes half of the time. `make release` tests the binary that is published.
 test: export CARGO_PROFILE_RELEASE_LTO := off
 test: export CARGO_PROFILE_RELEASE_CODEGEN_UNITS := 16
-test: export CARGO_PROFILE_RELEASE_OPT_LEVEL := 1
+test: export CARGO_PROFILE_RELEASE_OPT_LEVEL := 0
+test: export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS := true
+test: export CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS := true
+test: export PROFILE := --release
 test: setup fmt
-	@$(MAKE) --no-print-directory --jobs=4 tests-sqlite tests-postgres tests-release lints
+	@$(PART) build-tests lint docs
+	@$(MAKE) --no-print-directory --jobs=3 tests-sqlite tests-postgres tests-programs
 	@echo "all tests passed"
 
-# Without the job server of make, which would limit each cargo to one process while the other parts run.
+# Without the job server of make, which would limit each cargo to one process.
 PART := env MAKEFLAGS= $(MAKE) --no-print-directory CARGO="$(CARGO)"
 
-# Every line of output starts with the name of its part; a failure of a command before the pipe is a failure of the part.
+# The tests mostly wait, for disks, databases and timeouts, so three parts run at the same time. Every line of output starts with the
+# name of its part; a failure of a command before the pipe is a failure of the part.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 LABEL = 2>&1 | sed --unbuffered 's/^/$@: /'
 
-# First, and the lints in a directory of their own, because two cargos cannot use one directory at the same time.
-tests-sqlite tests-postgres: compiled-tests
-compiled-tests:
-	@$(PART) build-tests $(LABEL)
-
 tests-sqlite:
-	@RUST_TEST_THREADS=3 $(PART) it-sqlite $(LABEL)
-	@$(PART) faults-sample $(LABEL)
+	@$(PART) it-sqlite faults-sample $(LABEL)
 
 tests-postgres:
-	@RUST_TEST_THREADS=3 $(PART) it-postgres it-tls it-http2 $(LABEL)
-	@$(PART) faults-patroni faults-transports $(LABEL)
+	@$(PART) it-postgres it-tls it-http2 faults-patroni faults-transports $(LABEL)
 
-tests-release:
-	@$(PART) build $(LABEL)
+# Tests of the binary from outside.
+tests-programs:
 	@$(PART) it-readme browser clients generated-clients manifests acme schemathesis $(LABEL)
-
-lints:
-	@CARGO_TARGET_DIR=$(TARGET)/lints nice -n 19 $(PART) lint docs $(LABEL)
 
 # Needs only Rust and a C compiler.
 check: fmt lint docs
@@ -69,12 +63,12 @@ fmt:
 	$(CARGO) fmt --check
 
 lint:
-	$(CARGO) clippy --all-targets --locked -- -D warnings
-	$(CARGO) clippy --test faults --locked -- -D warnings
+	$(CARGO) clippy $(PROFILE) --all-targets --locked -- -D warnings
+	$(CARGO) clippy $(PROFILE) --test faults --locked -- -D warnings
 
 # With the examples, so that the dependencies have the same features as in `lint` and are not checked twice.
 docs:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --lib --examples --no-deps --document-private-items --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(PROFILE) --lib --examples --no-deps --document-private-items --locked
 
 # Licences, sources and duplicates: a part of `make release`. `make advisories` needs the advisory database from the network.
 deny: $(TOOLS)/bin/cargo-deny
@@ -102,28 +96,28 @@ build:
 	$(CARGO) build --release --locked
 
 build-tests:
-	$(CARGO) test --locked --lib --test it --test faults --no-run
+	$(CARGO) test $(PROFILE) --locked --lib --test it --test faults --no-run
 
 it: it-sqlite it-readme it-tls it-http2 it-postgres
 
 it-sqlite:
-	$(CARGO) test --locked --lib --test it -- --skip documentation::readme
+	$(CARGO) test $(PROFILE) --locked --lib --test it -- --skip documentation::readme
 
 # Waits for the release build, and would keep other tests waiting.
 it-readme:
-	$(CARGO) test --locked --test it -- documentation::readme
+	$(CARGO) test $(PROFILE) --locked --test it -- documentation::readme
 
 # The tests of the public listener again, over TLS and over HTTP/2. A module http1 or plaintext has what does not apply there.
 ON_ALL_TRANSPORTS := contract:: errors:: tokens:: connections:: logging::
 
 it-tls:
-	TRANSPORT=tls $(CARGO) test --locked --test it -- $(ON_ALL_TRANSPORTS) --skip ::plaintext::
+	TRANSPORT=tls $(CARGO) test $(PROFILE) --locked --test it -- $(ON_ALL_TRANSPORTS) --skip ::plaintext::
 
 it-http2:
-	TRANSPORT=http2 $(CARGO) test --locked --test it -- $(ON_ALL_TRANSPORTS) --skip ::plaintext:: --skip ::http1::
+	TRANSPORT=http2 $(CARGO) test $(PROFILE) --locked --test it -- $(ON_ALL_TRANSPORTS) --skip ::plaintext:: --skip ::http1::
 
 it-postgres:
-	scripts/with-postgres $(CARGO) test --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database
+	scripts/with-postgres $(CARGO) test $(PROFILE) --locked --test it -- --include-ignored $(ON_BOTH_STORES) postgres:: documentation::page outage::an_outage_of_the_database
 
 # The docs page and the status page in Chromium; screenshots are in target/docs-page.
 browser: build
@@ -152,12 +146,12 @@ acme: build
 
 # A sample of the faults, and the deliberate breaks that the suite has to detect.
 faults-sample:
-	$(CARGO) test --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
+	$(CARGO) test $(PROFILE) --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
 
 # A cluster under Patroni: some faults once, each with a restore of its backup. About three minutes.
 faults-patroni:
-	$(CARGO) test --locked --test faults -- --patroni-only --leader-failures 3 --patroni-each 1 \
+	$(CARGO) test $(PROFILE) --locked --test faults -- --patroni-only --leader-failures 3 --patroni-each 1 \
 	  --only "leader's PostgreSQL killed,leader killed,replica lost,switchover"
 
 # All of them: 30 failures of the leader and 10 of each other fault; about an hour. Writes the table of docs/reliability.md.
@@ -171,8 +165,8 @@ OVER_TLS := --cuts 100 --kills 5 --each 3 --failovers 1 --connection-cuts 10 --r
   --only "power cuts,kills,SIGTERM,failovers,connections cut,nodes killed,rolling restarts"
 
 faults-transports:
-	TRANSPORT=tls $(CARGO) test --locked --test faults -- $(OVER_TLS)
-	TRANSPORT=http2 $(CARGO) test --locked --test faults -- $(OVER_TLS)
+	TRANSPORT=tls $(CARGO) test $(PROFILE) --locked --test faults -- $(OVER_TLS)
+	TRANSPORT=http2 $(CARGO) test $(PROFILE) --locked --test faults -- $(OVER_TLS)
 
 # All faults: 20,000 power cuts, 1,000 kills, a kill at every sync and write of a run, 50 of each other fault; with PostgreSQL
 # 1,000 cut connections and 50 failovers. Then all faults over TLS and over HTTP/2, a fifth as often, and a cluster under Patroni. Writes

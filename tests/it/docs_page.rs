@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use plantstore::{ErrorKind, OPENAPI_YAML};
+use plantstore::{ErrorKind, OPENAPI_JSON};
 use serde_json::Value;
 
 use crate::harness::{Client, Response, Server};
@@ -199,7 +199,7 @@ fn said(value: &Value, found: &mut Vec<String>) {
 fn the_page_contains_the_whole_contract() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
     let text = text_of(&page);
-    let mut contract: Value = serde_saphyr::from_str(OPENAPI_YAML).expect("YAML");
+    let mut contract: Value = serde_json::from_str(OPENAPI_JSON).expect("JSON");
     // For tools that read the description.
     for (place, name) in [
         ("", "tags"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use plantstore::{ErrorKind, OPENAPI_YAML};
+use plantstore::{ErrorKind, OPENAPI_JSON};
 use serde_json::Value;
 
 /// Number → (status, condition), from the code.
@@ -32,7 +32,7 @@ fn the_page_lists_every_error_with_its_status_and_condition() {
 
 #[test]
 fn the_description_has_every_error_under_its_status_and_no_other() {
-    let contract: Value = serde_saphyr::from_str(OPENAPI_YAML).expect("YAML");
+    let contract: Value = serde_json::from_str(OPENAPI_JSON).expect("JSON");
     let responses = contract["paths"]["/plants"]["post"]["responses"]
         .as_object()
         .expect("responses");

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 
 use super::transport::{Received, Transport, received, requests_sent, transport};
 use super::{HANG, PATIENCE};
@@ -42,9 +42,11 @@ impl Client {
 
     /// Connects from an address of this machine, such as 127.0.0.2.
     pub fn connect_from(source: [u8; 4], address: SocketAddr) -> Self {
-        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
-        bind(&socket, &SocketAddr::from((source, 0))).expect("an address of this machine");
-        connect(&socket, &address).expect("a connection");
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let source = SocketAddr::from((source, 0)).into();
+        socket.bind(&source).expect("an address of this machine");
+        let connected = socket.connect_timeout(&address.into(), PATIENCE);
+        connected.expect("a connection");
         Self::new(socket.into()).expect("a connection")
     }
 
