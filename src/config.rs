@@ -56,13 +56,20 @@ pub(crate) struct TlsSettings {
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// Use TLS with the same certificate for the private listener
-    #[arg(long)]
-    pub(crate) ops_tls: bool,
-
     /// Time limit for the TLS handshake
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) handshake_timeout: Duration,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OpsSettings {
+    /// Address of the private listener (status page, /healthz, /readyz, /metrics), or off
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = ops_address)]
+    pub(crate) ops_listen: AddressOrOff,
+
+    /// Use TLS with the same certificate for the private listener
+    #[arg(long)]
+    pub(crate) ops_tls: bool,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -96,9 +103,8 @@ pub(crate) struct Settings {
     #[command(flatten)]
     pub(crate) store: StoreSettings,
 
-    /// Address of the private listener (status page, /healthz, /readyz, /metrics), or off
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090", value_parser = ops_address)]
-    pub(crate) ops_listen: AddressOrOff,
+    #[command(flatten)]
+    pub(crate) ops: OpsSettings,
 
     /// Host name with a dot under which the private listener is reached; several with commas
     #[arg(long, value_name = "NAME", value_delimiter = ',')]

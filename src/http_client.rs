@@ -1,6 +1,7 @@
 //! A short HTTP client on the HTTP and TLS stack of the server, for single requests: no pool, redirects or cookies.
 
 use std::fmt::Display;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
 use crate::version::VERSION;
 
@@ -71,7 +72,8 @@ impl HttpClient {
             return exchange(stream, &url, media_type).await;
         }
         let name = ServerName::try_from(host.to_owned()).map_err(text)?;
-        let stream = self.tls.connect(name, stream).await.map_err(text)?;
+        let stream = self.tls.connect(name, stream).await;
+        let stream = stream.map_err(|error| handshake_problem(&error))?;
         exchange(stream, &url, media_type).await
     }
 }
@@ -91,13 +93,35 @@ where
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())
         .map_err(text)?;
-    let response = sender.send_request(request).await.map_err(text)?;
+    let response = sender.send_request(request).await.map_err(|error| {
+        if error.is_parse() {
+            "the response is not HTTP; it may be TLS, for which the URL begins with https:"
+                .to_owned()
+        } else {
+            error.to_string()
+        }
+    })?;
     let status = response.status();
     if status != StatusCode::OK {
         return Err(format!("the response is {status}"));
     }
     let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX);
     Ok(body.collect().await.map_err(text)?.to_bytes())
+}
+
+/// What to do about a failed handshake.
+fn handshake_problem(error: &io::Error) -> String {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    match cause {
+        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            "the certificate is not from a CA that this machine trusts; set SSL_CERT_FILE to the certificate of its CA"
+                .to_owned()
+        }
+        Some(rustls::Error::InvalidMessage(_)) => {
+            "the response is not TLS; it may be HTTP, for which the URL begins with http:".to_owned()
+        }
+        _ => error.to_string(),
+    }
 }
 
 fn text(error: impl Display) -> String {

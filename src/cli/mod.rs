@@ -202,7 +202,8 @@ fn command(file: &Settings) -> Command {
 }
 
 fn with_settings(mut command: Command, settings: &[String], file: &Settings) -> Command {
-    if command.get_arguments().any(|arg| arg.get_id() == "store") {
+    let is_setting = |arg: &Arg| settings.contains(&arg.get_id().to_string());
+    if command.get_arguments().any(is_setting) {
         let config = Arg::new("config").long("config").value_name("FILE");
         let config = config.value_parser(clap::value_parser!(PathBuf));
         let help = "TOML file with settings, which flags and environment variables override";
@@ -335,7 +336,8 @@ mod tests {
         leaves(&command(&Settings::new()), &mut commands);
         for command in commands {
             let has = |name| command.get_arguments().any(|arg| arg.get_id() == name);
-            assert_eq!(has("config"), has("store"), "{}", command.get_name());
+            let has_settings = has("store") || has("ops_listen");
+            assert_eq!(has("config"), has_settings, "{}", command.get_name());
         }
     }
 }

@@ -44,7 +44,7 @@ impl Serve {
         if tls.tls_cert.is_some() != tls.tls_key.is_some() {
             bail!("--tls-cert and --tls-key need each other");
         }
-        if tls.ops_tls && tls.tls_cert.is_none() {
+        if self.settings.ops.ops_tls && tls.tls_cert.is_none() {
             bail!("--ops-tls needs --tls-cert and --tls-key");
         }
         let oidc = &self.settings.oidc;

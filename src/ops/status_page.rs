@@ -26,11 +26,18 @@ pub(super) const FILES: [(&str, &str, &str); 3] = [
 /// The columns of the table of numbers, and the resolution that they are calculated from.
 const PERIODS: [(&str, Duration, usize); 5] = [
     ("now", Duration::from_secs(1), 0),
-    ("1 minute", Duration::from_secs(60), 0),
-    ("15 minutes", Duration::from_secs(15 * 60), 0),
-    ("1 hour", Duration::from_secs(60 * 60), 1),
-    ("24 hours", Duration::from_secs(24 * 60 * 60), 1),
+    ("1 min", Duration::from_secs(60), 0),
+    ("15 min", Duration::from_secs(15 * 60), 0),
+    ("1 h", Duration::from_secs(60 * 60), 1),
+    ("24 h", Duration::from_secs(24 * 60 * 60), 1),
 ];
+
+/// What the numbers mean, on the page and in a terminal.
+const HINT: &str = "\
+Rates and CPU (cores in use) are averages of the period, or since the start if
+that is shorter. Other numbers are the highest of its seconds, or of its
+intervals of ten seconds beyond 15 min. “–” means that there was nothing to
+measure.";
 
 /// What the page shows.
 pub(super) struct Status<'a> {
@@ -65,6 +72,7 @@ impl Status<'_> {
             ("started", rounded(self.started_at)),
             ("time", rounded(SystemTime::now())),
             ("state", state),
+            ("hint", escape(HINT)),
             ("numbers", self.numbers_html()),
             ("warnings", self.warnings_html()),
             ("settings", self.settings_html()),
@@ -91,20 +99,17 @@ impl Status<'_> {
             .unwrap_or_default();
         let _ = write!(text, "{:name_width$}", "");
         for (period, ..) in PERIODS {
-            let _ = write!(text, "{period:>12}");
+            let _ = write!(text, "{period:>10}");
         }
         text.push('\n');
         for row in &rows {
             let _ = write!(text, "{:name_width$}", name(row));
             for cell in &row.cells {
-                let _ = write!(text, "{cell:>12}");
+                let _ = write!(text, "{cell:>10}");
             }
             text.push('\n');
         }
-        text.push_str(
-            "\nRates and CPU are averages of the period. Other numbers are the highest of its seconds, or of its\n\
-             intervals of ten seconds beyond 15 minutes.\n",
-        );
+        let _ = writeln!(text, "\n{HINT}");
         if !self.warnings.is_empty() {
             text.push_str("\nNewest warnings:\n");
         }

@@ -77,9 +77,9 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         Arc::clone(&settings),
         shutdown.clone(),
     );
-    let ops_address = match settings.ops_listen {
+    let ops_address = match settings.ops.ops_listen {
         Some(address) => {
-            let tls = tls.as_ref().filter(|_| settings.tls.ops_tls);
+            let tls = tls.as_ref().filter(|_| settings.ops.ops_tls);
             let tls = tls.map(|tls| tls.http1_acceptor());
             Some(start_ops(&ops, address, settings.listen, tls)?)
         }

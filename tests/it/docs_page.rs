@@ -237,7 +237,7 @@ fn the_page_contains_the_whole_contract() {
 #[test]
 fn code_in_the_contract_is_code_on_the_page() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
-    assert!(OPENAPI_YAML.contains("(`id`, `name` and `tag` equal)"));
+    assert!(OPENAPI_JSON.contains("(`id`, `name` and `tag` equal)"));
     let shown = "(<code>id</code>, <code>name</code> and <code>tag</code> equal)";
     assert!(page.contains(shown));
 }

@@ -6,7 +6,8 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::harness::{
-    Client, Server, directory, free_port, plantstore, run, run_ok, wait_for_exit, wait_until,
+    Client, Server, directory, free_port, output, plantstore, run, run_ok, wait_for_exit,
+    wait_until,
 };
 
 const BODY: &str = r#"{"id":1,"name":"Monstera","tag":"indoor"}"#;
@@ -149,14 +150,14 @@ fn the_command_prints_the_numbers_once_or_again_and_again() {
         let hour = line.and_then(|line| line.split_whitespace().nth(4));
         hour.is_some_and(|cell| cell != "–" && cell != "0/s")
     });
-    let output = server.directory().join("output");
+    let printed = server.directory().join("output");
     let mut watching = plantstore(server.directory())
         .args(["status", "--watch", &url])
-        .stdout(Stdio::from(fs::File::create(&output).expect("a file")))
+        .stdout(Stdio::from(fs::File::create(&printed).expect("a file")))
         .spawn()
         .expect("it runs");
     wait_until("it prints them again", || {
-        let text = fs::read_to_string(&output).expect("a file");
+        let text = fs::read_to_string(&printed).expect("a file");
         text.matches("Adds, added").count() >= 2
     });
     watching.kill().expect("it runs");
@@ -176,7 +177,7 @@ fn without_a_server_the_command_fails_and_names_the_url() {
             "{message}"
         );
     }
-    for invalid in ["127.0.0.1:9090", "http://user:secret@127.0.0.1:9090"] {
+    for invalid in ["ftp://127.0.0.1:9090", "http://user:secret@127.0.0.1:9090"] {
         let failed = run(place.path(), &["status", invalid]);
         assert_eq!(failed.status.code(), Some(2));
         let message = String::from_utf8_lossy(&failed.stderr);
@@ -185,4 +186,32 @@ fn without_a_server_the_command_fails_and_names_the_url() {
             "{message}"
         );
     }
+}
+
+#[test]
+fn without_a_url_the_command_uses_the_settings_of_the_server() {
+    let server = Server::start();
+    let address = server.ops_address().to_string();
+    let directory = server.directory();
+    fs::write(
+        directory.join("plantstore.toml"),
+        format!("ops_listen = {address:?}\n"),
+    )
+    .expect("a file");
+    let status = |arguments: &[&str]| {
+        let mut command = plantstore(directory);
+        command.env_remove("PLANTSTORE_OPS_LISTEN");
+        output(command.arg("status").args(arguments))
+    };
+    for arguments in [
+        &[&*address][..],
+        &["--ops-listen", &address],
+        &["--config", "plantstore.toml"],
+    ] {
+        let output = status(arguments);
+        assert!(output.stdout.starts_with(b"ready\n"), "{output:?}");
+    }
+    let off = status(&["--ops-listen", "off"]);
+    let message = String::from_utf8_lossy(&off.stderr);
+    assert!(message.contains("the private listener is off"), "{message}");
 }

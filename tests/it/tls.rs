@@ -343,6 +343,27 @@ fn the_private_listener_can_use_the_same_certificate() {
     let mut plain = Client::connect(server.ops_address());
     plain.try_send("GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n");
     assert!(!plain.everything_as_bytes().starts_with(b"HTTP"));
+
+    let status = |url: &str, roots: Option<&Path>| {
+        let mut command = crate::harness::plantstore(server.directory());
+        command.args(["status", url]);
+        if let Some(roots) = roots {
+            command.env("SSL_CERT_FILE", roots);
+        }
+        let output = output(&mut command);
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let [https, http] = ["https", "http"].map(|it| format!("{it}://{}", server.ops_address()));
+    let said = status(&https, Some(certificate.cert.as_ref()));
+    assert!(said.starts_with("ready\n"), "{said}");
+    let said = status(&https, None);
+    assert!(said.contains("set SSL_CERT_FILE"), "{said}");
+    let said = status(&http, None);
+    assert!(said.contains("begins with https:"), "{said}");
+    let without = Server::start();
+    let https = format!("https://{}", without.ops_address());
+    let said = status(&https, Some(certificate.cert.as_ref()));
+    assert!(said.contains("begins with http:"), "{said}");
 }
 
 #[test]
