@@ -271,13 +271,9 @@ fn number((number, example): (&String, &Example)) -> Result<String> {
 
 /// Prose of the contract: what stands between two backticks is code.
 fn prose(text: &str) -> String {
-    let parts: Vec<String> = text.split('`').map(escape).collect();
-    if parts.len().is_multiple_of(2) {
-        return escape(text); // a backtick without its other half
-    }
-    let spell = |(at, part): (usize, &String)| match at % 2 {
-        0 => part.clone(),
-        _ => format!("<code>{part}</code>"),
+    let part = |(index, part): (usize, &str)| match index % 2 {
+        0 => escape(part),
+        _ => format!("<code>{}</code>", escape(part)),
     };
-    parts.iter().enumerate().map(spell).collect()
+    text.split('`').enumerate().map(part).collect()
 }

@@ -237,7 +237,17 @@ fn the_page_contains_the_whole_contract() {
 #[test]
 fn code_in_the_contract_is_code_on_the_page() {
     let page = ok(&mut Server::start().connect(), "/docs").body;
-    assert!(OPENAPI_JSON.contains("(`id`, `name` and `tag` equal)"));
-    let shown = "(<code>id</code>, <code>name</code> and <code>tag</code> equal)";
-    assert!(page.contains(shown));
+    for (text, html) in [
+        (
+            "(`id`, `name` and `tag` equal)",
+            "(<code>id</code>, <code>name</code> and <code>tag</code> equal)",
+        ),
+        (
+            "sent as `Authorization: Bearer <token>`. The",
+            "sent as <code>Authorization: Bearer &lt;token&gt;</code>. The",
+        ),
+    ] {
+        assert!(OPENAPI_JSON.contains(text), "{text}");
+        assert!(page.contains(html), "{html}");
+    }
 }
