@@ -46,9 +46,19 @@ export async function add(page) {
   return response;
 }
 
-// The contrast ratio of an element's text and background by WCAG 2.
-export function contrast(locator) {
+// The contrast ratio of an element's text and background by WCAG 2. A page that replaces its elements may have removed the one that was
+// found; then it is looked up again.
+export async function contrast(locator) {
+  for (let attempt = 0; attempt < 10; attempt++) {
+    const ratio = await contrastOf(locator);
+    if (ratio !== null) return ratio;
+  }
+  throw new Error(`${locator} is replaced all the time`);
+}
+
+function contrastOf(locator) {
   return locator.evaluate((element) => {
+    if (!element.isConnected) return null;
     const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
     const pixel = (colours) => {
       for (const colour of colours) {

@@ -535,7 +535,7 @@ fn a_provider_that_responds_with_something_else_is_logged_with_the_cause() {
     type Respond = fn(&str, &str) -> String;
     let cases: [(Respond, &str); 9] = [
         (|_, _| String::new(), "openid-configuration: "),
-        (|_, _| "nonsense\r\n\r\n".to_owned(), "invalid HTTP"),
+        (|_, _| "nonsense\r\n\r\n".to_owned(), "not HTTP"),
         (
             |_, _| "HTTP/1.1 302 Found\r\nlocation: /\r\n\r\n".to_owned(),
             "302",
