@@ -225,8 +225,8 @@ fn run(
     Ok(())
 }
 
-/// Builds a copy of the project with all breaks in it, in the project's own target directory, where the dependencies are
-/// compiled already.
+/// Builds a copy of the project with all breaks in it, in the project's own target directory and with the profile of this suite, for which
+/// the dependencies are compiled already.
 fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
@@ -269,10 +269,16 @@ fn build() -> PathBuf {
         .args(["build", "--quiet", "--locked", "--bins", "--target-dir"])
         .arg(target)
         .current_dir(&copy);
+    let suite = std::env::current_exe().expect("this program");
+    let is_release = suite.starts_with(target.join("release"));
+    if is_release {
+        cargo.arg("--release");
+    }
     let built = output_within(RUN_MAX, &mut cargo);
     let errors = String::from_utf8_lossy(&built.stderr);
     assert!(built.status.success(), "{errors}");
-    target.join("debug/plantstore-broken")
+    let profile = if is_release { "release" } else { "debug" };
+    target.join(profile).join("plantstore-broken")
 }
 
 #[test]
