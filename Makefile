@@ -13,7 +13,7 @@ FAULT_TOOLS := strace libfaketime postgresql haproxy pgbouncer etcd-server etcd-
 # Test modules that run against PostgreSQL as well as SQLite.
 ON_BOTH_STORES := contract:: errors:: tokens:: connections:: logging:: monitoring:: import_export:: copy:: list:: backup:: outage:: oidc::jwts packaging::systemd
 
-.PHONY: test tests-sqlite tests-postgres tests-programs check setup fmt lint docs deny advisories build build-tests it it-sqlite it-readme it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
+.PHONY: test tests-sqlite tests-postgres tests-programs check setup fmt lint docs deny advisories build build-tests it it-sqlite it-readme it-tls it-http2 it-postgres browser clients generated-clients generated-clients-all manifests acme faults-sample accidents faults-transports faults-patroni faults-patroni-all faults schemathesis upgrade engine harden fuzz bench bench-tls bench-variants bench-growth bench-scale bench-tokens bench-backup bench-import instructions bench-build release clean
 
 # Builds everything once, for the tests, the lints and the README's `cargo run --release`: with the checks of a debug build and without
 # optimisation, which takes half of the time. `make release` tests the binary that is published.
@@ -45,7 +45,7 @@ tests-postgres:
 
 # Tests of the binary from outside.
 tests-programs:
-	@$(PART) it-readme browser clients generated-clients manifests acme schemathesis $(LABEL)
+	@$(PART) it-readme browser clients generated-clients manifests acme schemathesis accidents $(LABEL)
 
 # Needs only Rust and a C compiler.
 check: fmt lint docs
@@ -146,8 +146,12 @@ acme: build
 
 # A sample of the faults, and the deliberate breaks that the suite has to detect.
 faults-sample:
-	$(CARGO) test $(PROFILE) --locked --test faults -- --cuts 1000 --kills 20 --step 20 --each 2 \
+	$(CARGO) test $(PROFILE) --locked --test faults -- --faults-only --cuts 1000 --kills 20 --step 20 --each 2 \
 	  --failovers 1 --standby-losses 1 --connection-cuts 20 --rolling 1
+
+# Mistakes of an operator. Their deliberate breaks are in `faults-sample`.
+accidents:
+	$(CARGO) test $(PROFILE) --locked --test faults -- --accidents-only
 
 # A cluster under Patroni: some faults once, each with a restore of its backup. About three minutes.
 faults-patroni:

@@ -158,25 +158,12 @@ fn is_broken(name: &str) -> bool {
 }
 "#;
 
-/// Runs every suite that a break belongs to. The result names the breaks that were not detected.
+/// Runs every suite that a break belongs to, at the same time: most of each run is waiting. The result names the breaks that were not
+/// detected.
 pub fn undetected(cuts: usize, seed: u64) -> Vec<String> {
-    run_all(&BREAKS.iter().collect::<Vec<_>>(), cuts, seed)
-}
-
-/// The same for the breaks that the accidents detect.
-pub fn undetected_accidents() -> Vec<String> {
-    let accidents: Vec<_> = BREAKS
-        .iter()
-        .filter(|broken| matches!(broken.suite, Suite::Accident(_)))
-        .collect();
-    run_all(&accidents, 0, 1)
-}
-
-/// They run at the same time: most of each run is waiting.
-fn run_all(breaks: &[&Break], cuts: usize, seed: u64) -> Vec<String> {
     let binary = &build();
     thread::scope(|scope| {
-        let runs: Vec<_> = breaks
+        let runs: Vec<_> = BREAKS
             .iter()
             .flat_map(|broken| broken.transports.iter().map(move |over| (broken, over)))
             .map(|(broken, over)| scope.spawn(move || run(broken, over, binary, cuts, seed)))
