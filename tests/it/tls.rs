@@ -215,7 +215,10 @@ fn a_changed_certificate_is_used_for_new_connections_and_open_ones_stay() {
             exchange(&mut connect(server.address(), &next), &request).is_ok()
         });
         let rejected = exchange(&mut connect(server.address(), &first), &request);
-        assert_eq!(rejected.expect_err("unknown").kind(), ErrorKind::InvalidData);
+        assert_eq!(
+            rejected.expect_err("unknown").kind(),
+            ErrorKind::InvalidData
+        );
         let response = exchange(&mut open, &request).expect("a response");
         assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     }
