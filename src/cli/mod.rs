@@ -25,7 +25,7 @@ use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Sub
 use crate::cli::redact::{redacted, redacted_with};
 use crate::cli::terminal::{is_closed_pipe, terminal_columns};
 use crate::logging;
-use crate::store::{Location, Mode, OpenError, Store, schema};
+use crate::store::{Location, Mode, OpenError, Store, chain, schema};
 use crate::version::VERSION;
 
 /// Help is not wider than this on any terminal, and 80 columns wide elsewhere.
@@ -108,7 +108,7 @@ pub fn run() -> ExitCode {
     };
     match result {
         Err(error) if !is_closed_pipe(&error) => {
-            logging::write_stderr(redacted(&format!("plantstore: {error:#}\n")));
+            logging::write_stderr(redacted(&format!("plantstore: {}\n", chain(&*error))));
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,

@@ -12,10 +12,16 @@ use crate::fs::FileError;
 /// The error of the engine or of the operating system.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// An error with its sources, for the log.
+/// An error with its sources, in one line. An error whose text is the end of its source's is left out: SQLite's
+/// "database is locked" has the source "Error code 5: database is locked".
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
-    let all = iter::successors(Some(error), |&error| error.source());
-    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let mut texts: Vec<String> = Vec::new();
+    for error in iter::successors(Some(error), |&error| error.source()) {
+        let text = error.to_string();
+        texts.pop_if(|last| text.ends_with(&**last));
+        texts.push(text);
+    }
+    texts.join(": ")
 }
 
 /// Why an operation failed.
@@ -172,5 +178,23 @@ impl OpenError {
     pub(super) fn caused_by(source: impl Into<Cause>, message: String) -> Self {
         let source = Some(source.into());
         Self::Other { message, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Error;
+    use rusqlite::ffi::{self, SQLITE_BUSY};
+
+    use super::{StoreError, chain};
+
+    #[test]
+    fn an_error_is_not_written_twice_when_its_source_has_the_same_text() {
+        let busy = ffi::Error::new(SQLITE_BUSY);
+        let error = Error::SqliteFailure(busy, Some("database is locked".to_owned()));
+        assert_eq!(
+            chain(&StoreError::from(error)),
+            "the store is busy: Error code 5: database is locked"
+        );
     }
 }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::postgres::{store, with_client};
+use crate::harness::postgres::{plants, store, with_client};
 use crate::harness::tcp_proxy::TcpProxy;
 use crate::harness::{Client, Server, directory, free_port, plantstore, run, run_ok, wait_until};
 
@@ -286,6 +286,42 @@ fn an_invalid_url_is_a_usage_error_without_the_password() {
     let sentence = refusal(directory.path(), &["token", "list", "--store", away]);
     assert!(sentence.contains("cannot be reached"), "{sentence}");
     assert!(!sentence.contains("secret"), "{sentence}");
+}
+
+/// A trigger in the target adds a plant to the source whenever the copy inserts some.
+#[test]
+#[ignore = "scripts/with-postgres runs it"]
+fn a_copy_ends_although_plants_are_added_behind_it() {
+    let (from, to) = (directory(), directory());
+    let (source, target) = (url(from.path()), url(to.path()));
+    run_ok(from.path(), &["token", "create", "a", "--store", &source]);
+    run_ok(to.path(), &["migrate", "--store", &target]);
+    let add = |amount: i64| {
+        format!(
+            "INSERT INTO plantstore.plants (id, name, added_at, added_by)
+             SELECT coalesce(max(id), 0) + n, 'x', now(), (SELECT id FROM plantstore.tokens)
+             FROM generate_series(1, {amount}) AS n LEFT JOIN plantstore.plants ON true GROUP BY n
+             HAVING coalesce(max(id), 0) < 3000"
+        )
+    };
+    sql(&source, &add(2500));
+    sql(
+        &target,
+        &format!(
+            "CREATE EXTENSION dblink;
+             CREATE FUNCTION add_behind() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN PERFORM public.dblink_exec('{source}', $add${}$add$); RETURN NULL; END $$;
+             CREATE TRIGGER add_behind AFTER INSERT ON plantstore.plants EXECUTE FUNCTION add_behind()",
+            add(1)
+        ),
+    );
+    let said = refusal(from.path(), &["copy", "--store", &source, "--to", &target]);
+    let advice = "if they were added during the copy, stop the server";
+    assert!(said.contains(advice), "{said}");
+    let (source, target) = (plants(&source), plants(&target));
+    assert!(target.len() >= 2500, "{said}");
+    assert!(target.len() < source.len(), "it did not end before: {said}");
+    assert_eq!(target[..], source[..target.len()], "{said}");
 }
 
 #[test]
