@@ -131,7 +131,7 @@ clients: build
 generated-clients: build
 	tests/generated_clients/run $(TARGET)/release/plantstore lint curl python typescript
 
-# The examples in Rust and Go too, whose dependencies take some minutes.
+# The examples in Rust and Go too, whose dependencies take some minutes; `make release` runs these.
 generated-clients-all: generated-clients
 	@scripts/install-missing golang-go
 	tests/generated_clients/run $(TARGET)/release/plantstore rust go
@@ -270,7 +270,7 @@ instructions:
 # list of components (SBOM, CycloneDX) and SHA-256 sums. Then checks it: install, run, purge, `cargo install`, and whether another
 # build is identical. Needs root or sudo. About 20 minutes.
 release: deny $(TOOLS)/bin/cargo-deb $(TOOLS)/bin/cargo-cyclonedx $(TOOLS)/bin/cargo-about
-	@scripts/install-missing binutils python3 python3-venv dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl nodejs npm nghttp2-client wrk openssl
+	@scripts/install-missing binutils python3 python3-venv dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl nodejs npm nghttp2-client wrk openssl golang-go
 	CARGO="$(CARGO)" scripts/release
 	CARGO="$(CARGO)" scripts/check-release
 
