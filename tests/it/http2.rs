@@ -30,6 +30,31 @@ fn a_plant_is_added_and_errors_have_their_bodies() {
 }
 
 #[test]
+fn a_response_to_head_has_no_body() {
+    let tls = start(&[]);
+    let mut connection = tls.connect();
+    let paths = ["/docs", "/openapi.json", "/nowhere", "/plants", "/"];
+    for ((path, status), stream) in paths
+        .into_iter()
+        .zip([200, 200, 404, 405, 307])
+        .zip((1..).step_by(2))
+    {
+        let head = headers(&[
+            (":method", "HEAD"),
+            (":scheme", "https"),
+            (":path", path),
+            (":authority", "localhost"),
+        ]);
+        connection.send(HEADERS, END_HEADERS | END_STREAM, stream, &head);
+        assert_eq!(
+            connection.response(stream),
+            (status, String::new()),
+            "{path}"
+        );
+    }
+}
+
+#[test]
 fn requests_on_one_connection_do_not_wait_for_each_other() {
     let tls = start(&[]);
     let mut connection = tls.connect();

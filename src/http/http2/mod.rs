@@ -10,17 +10,19 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Request;
-use hyper::body::Incoming;
+use http_body_util::Full;
+use hyper::body::{Body, Incoming};
+use hyper::header::CONTENT_LENGTH;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
+use hyper::{Method, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, sleep_until};
 
 use crate::http::connection::{ConnectionState, HEADER_BYTES_MAX, respond};
 use crate::http::error::ErrorKind;
-use crate::http::{AppState, Handled, RequestContext};
+use crate::http::{AppState, Handled, RequestContext, Response};
 use crate::shutdown::Phase;
 use in_flight::{InFlight, TrackedBody};
 use stream::Stream;
@@ -65,6 +67,7 @@ pub async fn serve<T, F>(
         async move {
             let is_too_large =
                 request.headers().len() > HEADERS_MAX || header_bytes(&request) > HEADER_BYTES_MAX;
+            let is_head = request.method() == Method::HEAD;
             let handle = move |state, request, context| async move {
                 if is_too_large {
                     let result = Err(ErrorKind::HeadersTooLarge.into());
@@ -72,7 +75,11 @@ pub async fn serve<T, F>(
                 }
                 handler(state, request, context).await
             };
-            let response = respond(&state, &connection, request, in_flight.since(), handle).await;
+            let mut response =
+                respond(&state, &connection, request, in_flight.since(), handle).await;
+            if is_head {
+                remove_body(&mut response);
+            }
             in_flight.set_served();
             Ok::<_, Infallible>(response.map(|body| TrackedBody::new(body, in_flight)))
         }
@@ -121,6 +128,14 @@ pub async fn serve<T, F>(
             }
             () = sleep_until(look_again) => {}
         }
+    }
+}
+
+/// Leaves only the length of the body: hyper does that for HTTP/1.1 alone.
+fn remove_body(response: &mut Response) {
+    let body = std::mem::replace(response.body_mut(), Full::default());
+    if let Some(len @ 1..) = body.size_hint().exact() {
+        response.headers_mut().insert(CONTENT_LENGTH, len.into());
     }
 }
 
