@@ -14,6 +14,9 @@
 //!
 //! The modules are private. The binary calls [`run`]; the other items are public for the benchmarks and the tests.
 
+// They panic if nobody reads.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod auth;
 mod cli;
 mod config;

@@ -10,7 +10,9 @@ use rustix::process::nice;
 
 use crate::cli::copy::{NamedStore, Transfer};
 use crate::cli::file_path;
-use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, counts, print, progress_bar};
+use crate::cli::terminal::{
+    PROBLEMS_SHOWN_MAX, Unit, count, counts, print, print_message, progress_bar,
+};
 use crate::config::StoreSettings;
 use crate::fs::{AtomicFile, Replace};
 use crate::store::{
@@ -78,7 +80,10 @@ impl Backup {
         }
         backup.persist()?;
         let counts = counts(checked.plants, checked.tokens);
-        eprintln!("{} is complete and verified: {counts}", self.file.display());
+        print_message(format_args!(
+            "{} is complete and verified: {counts}",
+            self.file.display()
+        ));
         Ok(())
     }
 }
@@ -123,9 +128,15 @@ impl Restore {
         drop(copy);
         let kept = restoration.finish()?;
         let counts = counts(checked.plants, checked.tokens);
-        eprintln!("restored to {}: {counts}", self.store.location);
+        print_message(format_args!(
+            "restored to {}: {counts}",
+            self.store.location
+        ));
         if let Some(kept) = kept {
-            eprintln!("the previous store is kept as {}", kept.display());
+            print_message(format_args!(
+                "the previous store is kept as {}",
+                kept.display()
+            ));
         }
         Ok(())
     }
@@ -233,7 +244,6 @@ fn lower_priority() {
 /// Reads a store to its end and prints what is wrong with it. Returns the number of problems, too.
 fn verify(store: &mut Store) -> anyhow::Result<(Checked, u64)> {
     let mut problems = 0;
-    let mut printed = Ok(());
     let mut progress = progress_bar("checking", None, Unit::Items);
     progress.enable_steady_tick(Duration::from_millis(100));
     let checked = store.check(&mut |finding| match finding {
@@ -241,11 +251,11 @@ fn verify(store: &mut Store) -> anyhow::Result<(Checked, u64)> {
         Finding::Read(count) => progress.inc(count as u64),
         Finding::Problem(problem) => {
             problems += 1;
-            if problems <= PROBLEMS_SHOWN_MAX && printed.is_ok() {
-                printed = print(&format!("{problem}\n"));
+            if problems <= PROBLEMS_SHOWN_MAX {
+                // The error of the command has their number, also if nobody reads them.
+                let _ = print(&format!("{problem}\n"));
             }
         }
     })?;
-    printed?;
     Ok((checked, problems))
 }

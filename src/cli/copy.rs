@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::cli::terminal::{Unit, count, counts, progress_bar};
+use crate::cli::terminal::{Unit, count, counts, print_message, progress_bar};
 use crate::config::StoreSettings;
 use crate::fs::is_same_file;
 use crate::store::{
@@ -240,9 +240,9 @@ impl Transfer {
                 ("rate limit", token.rate_limit != copy.rate_limit),
             ] {
                 if is_different {
-                    eprintln!(
+                    print_message(format_args!(
                         "token {name} of {from_name} has another {member} in {to_name}; it was not changed"
-                    );
+                    ));
                 }
             }
         }
@@ -256,12 +256,12 @@ impl Transfer {
                 counts(plants_copied, tokens_copied)
             );
         }
-        eprintln!("{done}: {}", counts(plants, tokens));
+        print_message(format_args!("{done}: {}", counts(plants, tokens)));
         if let unchanged @ 1.. = found.added_differently.count {
-            eprintln!(
+            print_message(format_args!(
                 "left unchanged, because they had been added by another token or at another time: {}",
                 count(unchanged as u64, "plant")
-            );
+            ));
         }
         Ok(())
     }

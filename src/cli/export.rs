@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::cli::terminal::{Unit, count, progress_bar};
+use crate::cli::terminal::{Unit, count, print_message, progress_bar};
 use crate::config::StoreSettings;
 use crate::formats::{Format, spreadsheet_safe};
 use crate::fs::{AtomicFile, Replace};
@@ -102,7 +102,7 @@ impl Export {
             file.persist()?;
         }
         if !is_stdout {
-            eprintln!("exported {}", count(plants, "plant"));
+            print_message(format_args!("exported {}", count(plants, "plant")));
         }
         Ok(())
     }

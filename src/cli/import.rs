@@ -16,7 +16,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use jiff::Timestamp;
 
-use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, print, progress_bar};
+use crate::cli::terminal::{PROBLEMS_SHOWN_MAX, Unit, count, print, print_message, progress_bar};
 use crate::cli::{file_path, open_or_create};
 use crate::config::{BodySettings, StoreSettings, WalSettings};
 use crate::formats::{COMMENT, Format, Reader, Rejection, Text};
@@ -114,7 +114,7 @@ impl Import {
         } else {
             ("", "rejected")
         };
-        print(&format!("{dry_run}{counts}\n"))?;
+        let printed = print(&format!("{dry_run}{counts}\n"));
         let rejected = counts.rejected();
         // The thread may be waiting for more input, so it is not joined.
         if self.strict && rejected > 0 {
@@ -123,7 +123,7 @@ impl Import {
         let read = reading.join().map_err(|_| anyhow!("a bug in plantstore"))?;
         read.with_context(|| format!("cannot read {} to the end", self.file.display()))?;
         if rejected == 0 {
-            return Ok(()); // without a file of rejected rows
+            return printed; // without a file of rejected rows
         }
         let advice = match (rejects_file, &self.rejects) {
             (Some(file), Some(path)) => {
@@ -175,7 +175,9 @@ impl Import {
                 if is_end {
                     counts.problems += 1;
                     if counts.problems <= PROBLEMS_SHOWN_MAX {
-                        progress.suspend(|| eprintln!("{}: {}", text.lines, rejection.problem));
+                        progress.suspend(|| {
+                            print_message(format_args!("{}: {}", text.lines, rejection.problem));
+                        });
                     }
                     if self.strict {
                         return Ok(counts);
@@ -188,7 +190,7 @@ impl Import {
             flushed.with_context(|| rejects.cannot_write())?;
         }
         if let more @ 1.. = counts.problems.saturating_sub(PROBLEMS_SHOWN_MAX) {
-            progress.suspend(|| eprintln!("and {more} more problems"));
+            progress.suspend(|| print_message(format_args!("and {more} more problems")));
         }
         Ok(counts)
     }

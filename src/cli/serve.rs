@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 
+use crate::cli::terminal::print_message;
 use crate::config::{Settings, StoreSettings};
 use crate::store::{Mode, Store, schema};
 use crate::{logging, server};
@@ -80,9 +81,14 @@ impl Migrate {
         let before = schema(location)?;
         Store::open(location, Mode::Create)?;
         match before {
-            None => eprintln!("{location} was created"),
-            Some(schema) if schema.is_current => eprintln!("{location} is up to date"),
-            Some(schema) => eprintln!("{location} was upgraded from version {}", schema.version),
+            None => print_message(format_args!("{location} was created")),
+            Some(schema) if schema.is_current => {
+                print_message(format_args!("{location} is up to date"));
+            }
+            Some(schema) => print_message(format_args!(
+                "{location} was upgraded from version {}",
+                schema.version
+            )),
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Standard output, tables, progress bars, and the escaping of text that is shown on a terminal.
 
+use std::fmt::Arguments;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -25,6 +26,11 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
         .context("cannot write to standard output")
+}
+
+/// Prints a line for the user on standard error. A command that has done its work does not fail because its log is full.
+pub(super) fn print_message(text: Arguments) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Syncs what it writes if standard output is a file. Fails also if standard output is closed, which `print` does not

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use crate::cli::open_or_create;
-use crate::cli::terminal::{json_line, print, print_durably, table};
+use crate::cli::terminal::{json_line, print, print_durably, print_message, table};
 use crate::config::{StoreSettings, duration, duration_or_zero};
 use crate::store::{Mode, PreviousSecret, Store, TokenHistory, TokenRecord};
 use crate::token::{SUBJECT_PREFIX, Token, TokenDigest, parse_existing_name, parse_name};
@@ -194,8 +194,12 @@ impl Rotate {
         }
         let previous = rotated.previous_secret.map(|secret| secret.expires_at);
         match previous.filter(|end| *end > now) {
-            Some(end) => eprintln!("the previous secret of {name} is valid until {end}"),
-            None => eprintln!("the previous secret of {name} is not valid any more"),
+            Some(end) => print_message(format_args!(
+                "the previous secret of {name} is valid until {end}"
+            )),
+            None => print_message(format_args!(
+                "the previous secret of {name} is not valid any more"
+            )),
         }
         Ok(())
     }
@@ -279,8 +283,8 @@ impl Revoke {
             store.create_token(&subject, &current_user())?;
         }
         match store.revoke_token(&name, &current_user())? {
-            Some(true) => eprintln!("{name} is revoked"),
-            Some(false) => eprintln!("{name} was already revoked"),
+            Some(true) => print_message(format_args!("{name} is revoked")),
+            Some(false) => print_message(format_args!("{name} was already revoked")),
             None => {
                 bail!("there is no token named {name}; `plantstore token list` shows the names")
             }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_rustls::TlsAcceptor;
 
 use crate::auth::IdentityProvider;
@@ -190,7 +190,7 @@ async fn serve(
     tokio::select! {
         ended = writer_threads.ended() => ended.context(FATAL)?,
         () = sleep_until(deadline) => anyhow::bail!(STUCK),
-        () = next_signal(&mut signals) => anyhow::bail!(STUCK),
+        () = signal_and_timeout(&mut signals) => anyhow::bail!(STUCK),
     }
     tracing::info!("stopped");
     Ok(())
@@ -215,6 +215,12 @@ async fn next_signal([terminate, interrupt]: &mut Signals) {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
+}
+
+/// A further signal leaves the least time for the final commit.
+async fn signal_and_timeout(signals: &mut Signals) {
+    next_signal(signals).await;
+    sleep(FINAL_COMMIT_TIMEOUT).await;
 }
 
 fn start_ops(

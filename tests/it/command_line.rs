@@ -1,11 +1,14 @@
 //! Settings, exit codes and error messages of the command line.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Output;
 
-use crate::harness::{Server, directory, plantstore, run, run_ok};
+use rusqlite::Connection;
+
+use crate::harness::{Server, directory, plantstore, run, run_ok, wait_for_exit};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -149,6 +152,54 @@ fn a_usage_error_exits_with_2_and_help_with_0() {
     );
 }
 
+/// The exit code of a command whose standard output has no reader, and whose standard error is this device.
+fn exit_code_unread(directory: &Path, arguments: &[&str], stderr: &str) -> Option<i32> {
+    let (_, unread) = io::pipe().expect("a pipe");
+    let stderr = File::options().write(true).open(stderr).expect("a device");
+    let mut command = plantstore(directory);
+    command.args(arguments).stdout(unread).stderr(stderr);
+    wait_for_exit(&mut command.spawn().expect("it runs")).code()
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_work_even_if_nobody_reads_the_output() {
+    let directory = directory();
+    let place = directory.path();
+    let lines = "{\"id\":1,\"name\":\"x\"}\nwrong\n";
+    fs::write(place.join("a.ndjson"), lines).expect("a file");
+    for (device, rejects, backup) in [
+        ("/dev/null", "a", "a.backup"),
+        ("/dev/full", "b", "b.backup"),
+    ] {
+        let store = format!("sqlite:{rejects}.db");
+        let exits = |code, arguments: &[&str]| {
+            let found = exit_code_unread(place, arguments, device);
+            assert_eq!(found, Some(code), "{arguments:?} 2>{device}");
+        };
+        exits(0, &["migrate", "--store", &store]);
+        let import = ["import", "a.ndjson", "--store", &store];
+        exits(1, &[&import[..], &["--rejects", rejects]].concat());
+        assert!(place.join(rejects).exists());
+        exits(1, &[&import[..], &["--strict"]].concat());
+        run_ok(place, &["token", "create", "a", "--store", &store]);
+        exits(0, &["token", "revoke", "a", "--store", &store]);
+        exits(0, &["list", "--store", &store]);
+        exits(0, &["export", &format!("{rejects}.csv"), "--store", &store]);
+        exits(0, &["backup", backup, "--store", &store]);
+        exits(0, &["check", backup]);
+        let restored = format!("sqlite:{backup}.db");
+        exits(0, &["restore", backup, "--store", &restored]);
+        exits(0, &["copy", "--store", &store, "--to", &restored]);
+        let damaged = Connection::open(place.join(format!("{rejects}.db"))).expect("a store");
+        let damage = "UPDATE plants SET name = 'y'";
+        damaged.execute(damage, ()).expect("an update");
+        drop(damaged);
+        exits(1, &["check", "--store", &store]);
+        exits(1, &["backup", "c.backup", "--store", &store]);
+        assert!(!place.join("c.backup").exists());
+    }
+}
+
 #[test]
 fn a_port_in_use_is_an_error_and_creates_nothing() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -212,7 +263,7 @@ fn migrate_reports_whether_it_created_or_upgraded_the_schema() {
     };
     assert_eq!(migrate(), "sqlite:a.db was created\n");
     assert_eq!(migrate(), "sqlite:a.db is up to date\n");
-    let store = rusqlite::Connection::open(directory.path().join("a.db")).expect("a store");
+    let store = Connection::open(directory.path().join("a.db")).expect("a store");
     // As version 3, which had no tables `store` and `token_events`, and an index instead of the table `batches`.
     let earlier = "ALTER TABLE tokens DROP COLUMN rotated_at; ALTER TABLE tokens DROP COLUMN previous_digest;
                    ALTER TABLE tokens DROP COLUMN previous_expires_at; DROP TABLE token_events; DROP TABLE store; DROP TABLE batches; DROP INDEX plants_without_batch;

@@ -1,9 +1,12 @@
 //! Connections: timeouts, the connection limit, pipelining, and the drain.
 
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Client, Server, add_request, directory, postgres, run_ok, wait_until};
+use crate::harness::{
+    Client, Server, add_request, directory, output, postgres, run_ok, wait_until,
+};
 
 const BODY: &[u8] = br#"{"id":1,"name":"x"}"#;
 
@@ -210,6 +213,18 @@ mod http1 {
         assert_eq!(server.terminate().code(), Some(0));
         server
             .wait_for_line(|line| line["message"] == "second signal: open connections are closed");
+    }
+
+    #[test]
+    fn further_signals_do_not_make_a_shutdown_fail() {
+        for _ in 0..10 {
+            let mut server = Server::start();
+            let signals = "for i in 1 2 3 4 5; do kill -INT $0; kill -TERM $0; done";
+            let pid = server.pid().to_string();
+            // It fails if the server has ended before the last of them.
+            let _ = output(Command::new("sh").args(["-c", signals, &pid]));
+            assert_eq!(server.wait_for_exit().code(), Some(0));
+        }
     }
 
     #[test]

@@ -10,7 +10,6 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use hyper::header::CONTENT_LENGTH;
 use hyper::server::conn::http2;
@@ -133,7 +132,7 @@ pub async fn serve<T, F>(
 
 /// Leaves only the length of the body: hyper does that for HTTP/1.1 alone.
 fn remove_body(response: &mut Response) {
-    let body = std::mem::replace(response.body_mut(), Full::default());
+    let body = std::mem::take(response.body_mut());
     if let Some(len @ 1..) = body.size_hint().exact() {
         response.headers_mut().insert(CONTENT_LENGTH, len.into());
     }
