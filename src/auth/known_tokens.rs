@@ -364,6 +364,12 @@ fn read_changes(mut store: Store, tokens: &Weak<KnownTokens>, next_reading: &Nex
         };
         let failure = match changes {
             Ok(changes) => {
+                let is_first = tokens.read_at_us.load(Ordering::Relaxed) == 0;
+                if is_first && !changes.changed.iter().any(gives_access) {
+                    tracing::info!(
+                        "no token gives access; `plantstore token create NAME` creates one"
+                    );
+                }
                 last_event = Some(changes.last_event);
                 moves_read = moves_before;
                 tokens.minute.store(minute, Ordering::Relaxed);
@@ -410,6 +416,10 @@ fn read_changes(mut store: Store, tokens: &Weak<KnownTokens>, next_reading: &Nex
     };
     drop(store);
     next_reading.end();
+}
+
+fn gives_access(token: &TokenRecord) -> bool {
+    token.revoked_at.is_none() && token.expires_at.is_none_or(|end| end > Timestamp::now())
 }
 
 fn unreadable(error: &StoreError) -> (Failure, String) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::harness::{Server, directory, run};
+use crate::harness::{Server, directory, run, run_ok, wait_until};
 
 fn pasted(server: &Server) -> String {
     let logged = server.everything_logged();
@@ -22,7 +22,7 @@ fn pasted(server: &Server) -> String {
 #[test]
 fn the_curl_line_works_when_pasted_from_any_directory_and_the_token_is_in_no_log() {
     let server = Server::start();
-    crate::harness::wait_until("the greeting", || {
+    wait_until("the greeting", || {
         server.everything_logged().contains("curl ")
     });
     for _ in 0..2 {
@@ -38,7 +38,7 @@ fn the_curl_line_works_in_a_directory_with_spaces_and_quotes() {
     let odd = directory.path().join("it's a \"garden\" $HOME");
     fs::create_dir(&odd).expect("a directory");
     let server = Server::start_in(&odd, &[]);
-    crate::harness::wait_until("the greeting", || {
+    wait_until("the greeting", || {
         server.everything_logged().contains("curl ")
     });
     assert_eq!(pasted(&server), r#"{"name":"Monstera","tag":"indoor"}"#);
@@ -54,6 +54,26 @@ fn there_is_one_first_token_and_one_greeting() {
     server.add_ok(r#"{"id":1,"name":"x"}"#);
     assert_eq!(token(), first);
     assert!(!server.everything_logged().contains("curl "));
+}
+
+#[test]
+fn a_store_without_a_token_that_gives_access_says_how_to_create_one() {
+    let directory = directory();
+    let place = directory.path();
+    let says_so = |server: &Server| {
+        server
+            .everything_logged()
+            .contains("`plantstore token create NAME`")
+    };
+    fs::write(place.join("a.ndjson"), r#"{"id":1,"name":"x"}"#).expect("a file");
+    run_ok(place, &["import", "a.ndjson"]);
+    let server = Server::start_in(place, &[]);
+    wait_until("it says so", || says_so(&server));
+    drop(server);
+    run_ok(place, &["token", "create", "a"]);
+    let server = Server::start_in(place, &[]);
+    assert_eq!(server.connect().add("plant_unknown", b"{}").status, 401); // the tokens are read
+    assert!(!says_so(&server), "{}", server.everything_logged());
 }
 
 #[test]
