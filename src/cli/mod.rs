@@ -14,9 +14,12 @@ mod terminal;
 mod token;
 
 use std::collections::HashMap;
-use std::fs;
+use std::error::Error;
+use std::ffi::OsString;
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{env, fs};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -152,23 +155,29 @@ fn fail_usage(usage: &clap::Error) -> ExitCode {
 fn parse() -> Result<Cli, clap::Error> {
     let matches = command(&Settings::new())
         .try_get_matches()
-        .map_err(without_passwords)?;
+        .map_err(explained)?;
     let Some(path) = config_file(&matches) else {
         return from_matches(&matches);
     };
-    let usage_error = |problem: String| {
-        let problem = format!("{}: {problem}", path.display());
-        Cli::command().error(ErrorKind::InvalidValue, problem)
+    let in_file = |problem: String| {
+        let path = path.display();
+        usage_error(&format!("in the configuration file {path}: {problem}"))
     };
-    let file = read_config(path).map_err(usage_error)?;
+    let file = read_config(path).map_err(in_file)?;
     // The flags and variables were valid, so any error is in the file.
     let matches = command(&file).try_get_matches().map_err(|error| {
-        let text = without_passwords(error).to_string();
+        let text = explained(error).to_string();
         let text = redacted_with(&text, file.values());
-        let line = text.lines().next().unwrap_or_default();
-        usage_error(line.trim_start_matches("error: ").to_owned())
+        // With the possible values, without the usage.
+        let lines: Vec<_> = text.lines().take_while(|line| !line.is_empty()).collect();
+        let text = lines.join("").replace("  ", " ");
+        in_file(text.trim_start_matches("error: ").to_owned())
     })?;
     from_matches(&matches)
+}
+
+fn usage_error(problem: &str) -> clap::Error {
+    clap::Error::raw(ErrorKind::ValueValidation, format!("{problem}\n"))
 }
 
 fn from_matches(matches: &ArgMatches) -> Result<Cli, clap::Error> {
@@ -183,6 +192,9 @@ fn from_matches(matches: &ArgMatches) -> Result<Cli, clap::Error> {
             (name, value)
         });
         serve.show(settings.collect());
+        if let Some(problem) = serve.contradiction() {
+            return Err(usage_error(problem));
+        }
     }
     Ok(cli)
 }
@@ -244,10 +256,14 @@ pub(crate) fn parse_config(text: &str) -> Result<Settings, String> {
         let line = error.span().map_or(String::new(), |span| {
             format!(" (line {})", text[..span.start].matches('\n').count() + 1)
         });
-        format!("{}{line}", error.message())
+        format!("{}{line}; text needs quotes", error.message())
     })?;
     let known = setting_names();
     let setting = |(key, value): (String, toml::Value)| match value {
+        _ if key.contains('-') && known.contains(&key.replace('-', "_")) => {
+            let name = key.replace('-', "_");
+            Err(format!("there is no setting `{key}`; it is `{name}` here"))
+        }
         _ if !known.contains(&key) => Err(format!(
             "there is no setting `{key}`; the settings are {}",
             known.join(", ")
@@ -268,13 +284,40 @@ pub(crate) fn parse_config(text: &str) -> Result<Settings, String> {
     table.into_iter().map(setting).collect()
 }
 
-/// An invalid URL is not repeated in the message: it may contain a password, and the message may be logged.
-fn without_passwords(mut error: clap::Error) -> clap::Error {
-    if let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
-        && argument.ends_with("<URL>")
-    {
-        let hidden = ContextValue::String("…".to_owned());
-        error.insert(ContextKind::InvalidValue, hidden);
+/// An error of clap in the words of an operator: it names the variable that has the invalid value, and says what is expected instead of a
+/// number. An invalid URL is not repeated: it may contain a password, and the message may be logged.
+fn explained(mut error: clap::Error) -> clap::Error {
+    let text = |error: &clap::Error, kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let Some(mut argument) = text(&error, ContextKind::InvalidArg) else {
+        return error;
+    };
+    let mut value = text(&error, ContextKind::InvalidValue);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+    if argument.ends_with("<URL>") && value.as_ref().is_some_and(|url| !url.chars().all(is_plain)) {
+        value = Some("…".to_owned());
+    }
+    let flag = argument.split(' ').next().unwrap_or_default();
+    let name = flag
+        .trim_start_matches('-')
+        .replace('-', "_")
+        .to_uppercase();
+    let variable = format!("PLANTSTORE_{name}");
+    let is_flag = |given: OsString| given.as_encoded_bytes().starts_with(flag.as_bytes());
+    if env::var_os(&variable).is_some() && !env::args_os().any(is_flag) {
+        argument = format!("{argument} (from {variable})");
+    }
+    if error.source().is_some_and(<dyn Error>::is::<ParseIntError>) {
+        let value = value.unwrap_or_default();
+        return usage_error(&format!(
+            "invalid value '{value}' for '{argument}': expected a whole number"
+        ));
+    }
+    error.insert(ContextKind::InvalidArg, ContextValue::String(argument));
+    if let Some(value) = value {
+        error.insert(ContextKind::InvalidValue, ContextValue::String(value));
     }
     error
 }

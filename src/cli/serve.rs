@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 
 use crate::cli::terminal::print_message;
@@ -35,23 +35,30 @@ impl Serve {
         self.settings.shown = settings;
     }
 
-    pub(super) fn run(self) -> anyhow::Result<()> {
-        if self.settings.proxy_protocol && self.settings.trusted_proxy.is_empty() {
-            bail!(
+    /// What is wrong with the settings as a whole.
+    pub(super) fn contradiction(&self) -> Option<&'static str> {
+        let Settings { tls, oidc, ops, .. } = &self.settings;
+        Some(
+            if self.settings.proxy_protocol && self.settings.trusted_proxy.is_empty() {
                 "--proxy-protocol needs --trusted-proxy; without it no connection would be accepted"
-            );
-        }
-        let tls = &self.settings.tls;
-        if tls.tls_cert.is_some() != tls.tls_key.is_some() {
-            bail!("--tls-cert and --tls-key need each other");
-        }
-        if self.settings.ops.ops_tls && tls.tls_cert.is_none() {
-            bail!("--ops-tls needs --tls-cert and --tls-key");
-        }
-        let oidc = &self.settings.oidc;
-        if oidc.oidc_issuer.is_some() != oidc.oidc_audience.is_some() {
-            bail!("--oidc-issuer and --oidc-audience need each other");
-        }
+            } else if tls.tls_cert.is_some() != tls.tls_key.is_some() {
+                "--tls-cert and --tls-key need each other"
+            } else if ops.ops_tls && tls.tls_cert.is_none() {
+                "--ops-tls needs --tls-cert and --tls-key"
+            } else if oidc.oidc_issuer.is_some() != oidc.oidc_audience.is_some() {
+                "--oidc-issuer and --oidc-audience need each other"
+            } else if ops.ops_listen == Some(self.settings.listen)
+                && self.settings.listen.port() != 0
+            {
+                // Two sockets can be bound to one address as long as neither listens.
+                "--listen and --ops-listen are the same; choose another --ops-listen"
+            } else {
+                return None;
+            },
+        )
+    }
+
+    pub(super) fn run(self) -> anyhow::Result<()> {
         let _log = logging::start(self.settings.log_level);
         // This runtime runs everything except connections, which have threads of their own.
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -10,6 +10,7 @@ mod runtimes;
 mod sd_notify;
 mod tls;
 
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -81,7 +82,7 @@ pub(crate) async fn run(settings: &Settings) -> anyhow::Result<()> {
         Some(address) => {
             let tls = tls.as_ref().filter(|_| settings.ops.ops_tls);
             let tls = tls.map(|tls| tls.http1_acceptor());
-            Some(start_ops(&ops, address, settings.listen, tls)?)
+            Some(start_ops(&ops, address, tls)?)
         }
         None => None,
     };
@@ -226,14 +227,8 @@ async fn signal_and_timeout(signals: &mut Signals) {
 fn start_ops(
     ops: &Arc<Ops>,
     address: SocketAddr,
-    public: SocketAddr,
     tls: Option<TlsAcceptor>,
 ) -> anyhow::Result<SocketAddr> {
-    // Checked here, because two sockets may be bound to one address as long as neither listens.
-    anyhow::ensure!(
-        address != public || address.port() == 0,
-        "--listen and --ops-listen are both {address}; choose another --ops-listen"
-    );
     let socket = bind(address, "--ops-listen")?;
     let (listener, address) = listen(socket, address, "--ops-listen")?;
     let started = ops_listener::start(listener, Arc::clone(ops), tls);
@@ -253,7 +248,7 @@ fn bind(address: SocketAddr, setting: &str) -> anyhow::Result<TcpSocket> {
         socket.bind(address)?;
         Ok(socket)
     });
-    bound.with_context(|| cannot_listen(address, setting))
+    bound.map_err(|error| cannot_listen(error, address, setting))
 }
 
 /// The listener and its address, which has a port even if `address` has none.
@@ -263,13 +258,19 @@ fn listen(
     setting: &str,
 ) -> anyhow::Result<(TcpListener, SocketAddr)> {
     let listener = socket.listen(BACKLOG);
-    let listener = listener.with_context(|| cannot_listen(address, setting))?;
+    let listener = listener.map_err(|error| cannot_listen(error, address, setting))?;
     let address = listener.local_addr().context("cannot listen")?;
     Ok((listener, address))
 }
 
-fn cannot_listen(address: SocketAddr, setting: &str) -> String {
-    format!("cannot listen on {address}; free that port or choose another {setting}")
+fn cannot_listen(error: io::Error, address: SocketAddr, setting: &str) -> anyhow::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::AddrNotAvailable => "this machine does not have that address;",
+        io::ErrorKind::PermissionDenied => "ports below 1024 need privileges;",
+        _ => "free that port or",
+    };
+    let message = format!("cannot listen on {address}; {advice} choose another {setting}");
+    anyhow::Error::new(error).context(message)
 }
 
 /// The address that a client on this machine uses.

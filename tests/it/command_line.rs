@@ -97,16 +97,34 @@ fn an_invalid_config_file_is_a_usage_error_that_names_the_file() {
             "`listen` must be a string, a whole number, true, false, or a list of strings",
         ),
         ("a = [1", "(line 1)"),
+        ("listen = 127.0.0.1:8080", "(line 1); text needs quotes"),
+        (
+            "max-queue = 7",
+            "there is no setting `max-queue`; it is `max_queue` here",
+        ),
+        (
+            "log_level = \"verbose\"",
+            "for '--log-level <LEVEL>' [possible values: error, warn, info, debug",
+        ),
+        (
+            "max_body_bytes = \"1MB\"",
+            "invalid value '1MB' for '--max-body-bytes <N>': expected a whole number",
+        ),
+        (
+            "proxy_protocol = true",
+            "--proxy-protocol needs --trusted-proxy",
+        ),
         ("listen = \"a\"\nlisten = \"b\"", "duplicate key (line 2)"),
     ] {
         fs::write(directory.path().join("a.toml"), content).expect("a file");
         let output = run(directory.path(), &["serve", "--config", "a.toml"]);
         assert_eq!(output.status.code(), Some(2), "{content}");
         let error = stderr(&output);
-        assert!(
-            error.contains("a.toml: ") && error.contains(expected),
-            "{content}: {error}"
-        );
+        assert!(error.contains(expected), "{content}: {error}");
+        let is_contradiction = expected.contains(" needs ");
+        let names_file = error.contains("in the configuration file a.toml: ");
+        assert!(names_file || is_contradiction, "{content}: {error}");
+        assert_eq!(error.lines().count(), 1, "{content}: {error}");
     }
     let output = run(directory.path(), &["serve", "--config", "missing.toml"]);
     assert_eq!(output.status.code(), Some(2));
@@ -143,6 +161,7 @@ fn a_usage_error_exits_with_2_and_help_with_0() {
         .output()
         .expect("it runs");
     assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("(from PLANTSTORE_LISTEN)"));
     assert!(run_ok(directory.path(), &["--help"]).contains("serve"));
     let version = concat!("plantstore ", env!("CARGO_PKG_VERSION"));
     assert!(run_ok(directory.path(), &["--version"]).starts_with(version));
@@ -228,6 +247,16 @@ fn a_port_in_use_is_an_error_and_creates_nothing() {
 }
 
 #[test]
+fn an_address_of_another_machine_is_an_error_that_says_so() {
+    let directory = directory();
+    let output = run(directory.path(), &["serve", "--listen", "192.0.2.1:8080"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = stderr(&output);
+    let expected = "this machine does not have that address; choose another --listen";
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
 fn the_listeners_have_an_address_each_and_the_private_one_can_be_off() {
     let free = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = free.local_addr().expect("an address").to_string();
@@ -237,7 +266,7 @@ fn the_listeners_have_an_address_each_and_the_private_one_can_be_off() {
         directory.path(),
         &["serve", "--listen", &address, "--ops-listen", &address],
     );
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let sentence = stderr(&output);
     assert!(
         sentence.contains("choose another --ops-listen"),
@@ -410,6 +439,11 @@ fn an_error_repeats_values_that_are_not_secret() {
         (&["serve", url][..], "'postgres://u:…@127.0.0.1:1/d'"),
         (&["serve", "--listen", url], "for '--listen <ADDRESS>'"),
         (&["import", url], "postgres://u:…@127.0.0.1:1/d"),
+        (
+            &["list", "--store", "plants.db"],
+            "invalid value 'plants.db' for '--store <URL>'",
+        ),
+        (&["get", "abc"], "expected a whole number"),
         (
             &["serve", "http://127.0.0.1:80/a:b"],
             "'http://127.0.0.1:80/a:b'",

@@ -119,7 +119,7 @@ fn the_configuration_file_has_switches_and_lists() {
 #[test]
 fn the_proxy_protocol_needs_a_proxy() {
     let output = run(directory().path(), &["serve", "--proxy-protocol"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
         error.contains("--proxy-protocol needs --trusted-proxy"),
