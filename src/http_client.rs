@@ -113,7 +113,11 @@ where
 fn handshake_problem(error: &io::Error) -> String {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
     match cause {
-        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+        // The second one if an authority has the key of another algorithm.
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::UnknownIssuer
+            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+        )) => {
             "the certificate is not from a CA that this machine trusts; set SSL_CERT_FILE to the certificate of its CA"
                 .to_owned()
         }

@@ -39,6 +39,9 @@ that is shorter. Other numbers are the highest of its seconds, or of its
 intervals of ten seconds beyond 15 min. “–” means that there was nothing to
 measure.";
 
+/// A cell without a value.
+const NOTHING: &str = "–";
+
 /// What the page shows.
 pub(super) struct Status<'a> {
     /// Why the node is not ready.
@@ -55,6 +58,16 @@ struct Row {
     chart: &'static str,
     line: String,
     cells: [String; PERIODS.len()],
+}
+
+impl Row {
+    /// True if it is a rate of something that did not happen, such as most outcomes of adds.
+    fn is_of_no_event(&self) -> bool {
+        let none = Unit::PerSecond.text(0.0);
+        self.cells
+            .iter()
+            .all(|cell| *cell == none || cell == NOTHING)
+    }
 }
 
 impl Status<'_> {
@@ -90,7 +103,8 @@ impl Status<'_> {
             "\nplantstore {VERSION}, running for {}\n\n",
             self.uptime()
         );
-        let rows = self.rows();
+        let mut rows = self.rows();
+        rows.retain(|row| row.line == "added" || !row.is_of_no_event());
         let name = |row: &Row| format!("{}, {}", row.chart, row.line);
         let name_width = rows
             .iter()
@@ -150,7 +164,7 @@ impl Status<'_> {
                 let cell = |lines: &Vec<Values>| {
                     let line = lines.iter().find(|line| line.name == *name);
                     let value = line.and_then(|line| chart.unit.summary(&line.values));
-                    value.map_or("–".to_owned(), |value| chart.unit.text(value))
+                    value.map_or(NOTHING.to_owned(), |value| chart.unit.text(value))
                 };
                 rows.push(Row {
                     chart: chart.title,

@@ -146,9 +146,15 @@ fn the_command_prints_the_numbers_once_or_again_and_again() {
     wait_until("the add is counted", || {
         let text = run_ok(server.directory(), &["status", &url]);
         assert!(text.starts_with("ready\nplantstore "), "{text}");
+        // Outcomes that did not occur would fill a small terminal.
+        assert!(!text.contains("Adds, conflict"), "{text}");
         let line = text.lines().find(|line| line.starts_with("Adds, added "));
         let hour = line.and_then(|line| line.split_whitespace().nth(4));
         hour.is_some_and(|cell| cell != "–" && cell != "0/s")
+    });
+    assert_eq!(server.add(r#"{"id":1,"name":"another"}"#).error(), 40009);
+    wait_until("the conflict is counted", || {
+        run_ok(server.directory(), &["status", &url]).contains("Adds, conflict")
     });
     let printed = server.directory().join("output");
     let mut watching = plantstore(server.directory())
