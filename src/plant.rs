@@ -45,6 +45,9 @@ impl NewPlant {
 
         let first = text.trim_start_matches([' ', '\t', '\n', '\r']);
         if !first.starts_with('{') {
+            if first.is_empty() {
+                return Err(Invalid::NotJson("it is empty".to_owned()));
+            }
             serde_json::from_str::<IgnoredAny>(text).map_err(not_json)?;
             let problem = format!("expected an object, found {}", kind(first));
             return Err(Invalid::NotAPlant(problem));
