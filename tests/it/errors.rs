@@ -14,7 +14,7 @@ fn request(headers: &str, body: &str) -> String {
 fn a_body_that_is_not_json_is_40001_with_line_and_column() {
     let server = Server::start();
     for (body, place) in [
-        (&b""[..], "line 1 column 0"),
+        (&b""[..], "it is empty"),
         (b"{\"id\":1,\n\"name\":\"x\"", "line 2 column 10"),
         (b"{\"id\":1,\"name\":\"\xff\"}", "line 1 column 17"),
         (b"\xef\xbb\xbf{\"id\":1,\"name\":\"x\"}", "line 1 column 1"),
