@@ -116,16 +116,29 @@ fn page(command: &Command, parent: Option<&Command>) -> anyhow::Result<String> {
     let mut text = Vec::new();
     page.render_title(&mut text)?;
     page.render_name_section(&mut text)?;
-    page.render_synopsis_section(&mut text)?;
+    let help = command.get_after_help().map(ToString::to_string);
+    let help = help.unwrap_or_default();
+    // The help has the examples at its end.
+    let (note, examples) = help.split_once("Examples:\n").unwrap_or((&help, ""));
+    // The synopsis of clap_mangen lists all options, without their values.
+    let usage = command.clone().render_usage().to_string();
+    let mut synopsis = Roff::new();
+    synopsis.control("SH", ["SYNOPSIS"]);
+    synopsis.text([roman(usage.trim_start_matches("Usage: "))]);
+    synopsis.to_writer(&mut text)?;
     page.render_description_section(&mut text)?;
+    if !note.is_empty() {
+        let mut paragraph = Roff::new();
+        paragraph.control("PP", []);
+        paragraph.text([roman(note.replace('\n', " ").trim_end())]);
+        paragraph.to_writer(&mut text)?;
+    }
     page.render_options_section(&mut text)?;
     if command.has_subcommands() {
         page.render_subcommands_section(&mut text)?;
     }
     let mut more = Roff::new();
-    // The help has the examples at its end.
-    let help = command.get_after_help().map(ToString::to_string);
-    if let Some((_, examples)) = help.unwrap_or_default().split_once("Examples:\n") {
+    if !examples.is_empty() {
         more.control("SH", ["EXAMPLES"]);
         more.control("nf", []);
         for example in examples.lines() {
@@ -157,7 +170,7 @@ fn page(command: &Command, parent: Option<&Command>) -> anyhow::Result<String> {
 /// The pages of the parent command and of all its subcommands.
 fn see_also(command: &Command, parent: Option<&Command>) -> String {
     let Some(parent) = parent else {
-        return "curl(1)".to_owned();
+        return "curl(1), and the pages in share/doc/plantstore".to_owned();
     };
     let pages = std::iter::once(parent).chain(parent.get_subcommands());
     let others = pages.map(name).filter(|other| *other != name(command));
