@@ -35,9 +35,9 @@ const PERIODS: [(&str, Duration, usize); 5] = [
 /// What the numbers mean, on the page and in a terminal.
 const HINT: &str = "\
 Rates and CPU (cores in use) are averages of the period, or since the start if
-that is shorter. Other numbers are the highest of its seconds, or of its
-intervals of ten seconds beyond 15 min. “–” means that there was nothing to
-measure.";
+that is shorter. Other numbers are the highest of its seconds. Beyond 15 min
+they are those of complete intervals of ten seconds. “–” means that there was
+nothing to measure.";
 
 /// A cell without a value.
 const NOTHING: &str = "–";
