@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
-use hyper::body::Incoming;
+use hyper::body::{Body, Bytes};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::runtime::{Builder, Runtime};
 
@@ -276,11 +276,10 @@ impl HttpServer {
 }
 
 /// Decodes a plant without a token.
-async fn decode(
-    state: Arc<AppState>,
-    request: Request<Incoming>,
-    context: RequestContext,
-) -> Handled {
+async fn decode<B>(state: Arc<AppState>, request: Request<B>, context: RequestContext) -> Handled
+where
+    B: Body<Data = Bytes> + Unpin,
+{
     HANDLED.with_borrow_mut(|handled| handled.push(request.method() == hyper::Method::HEAD));
     decode_request(state, request, context).await
 }

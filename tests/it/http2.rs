@@ -55,6 +55,31 @@ fn a_response_to_head_has_no_body() {
 }
 
 #[test]
+fn a_stream_is_not_reset_while_its_client_sends_a_body_after_the_response() {
+    let tls = start(&[]);
+    let mut connection = tls.connect();
+    let post = headers(&[
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":path", "/plants"),
+        (":authority", "localhost"),
+    ]);
+    connection.send(HEADERS, END_HEADERS, 1, &post);
+    assert_eq!(connection.response(1).0, 401);
+    connection.send(PING, 0, 0, &[0; 8]);
+    let next = connection.wait_for(|frame| [PING, RST_STREAM].contains(&frame.kind));
+    assert_eq!(next.kind, PING);
+    connection.send(DATA, END_STREAM, 1, br#"{"id":1,"name":"x"}"#);
+    // But not forever.
+    let mut connection = tls.connect();
+    connection.send(HEADERS, END_HEADERS, 1, &post);
+    assert_eq!(connection.response(1).0, 401);
+    let reset = connection.wait_for(|frame| frame.kind == RST_STREAM);
+    assert_eq!(reset.payload, [0; 4]);
+    tls.works();
+}
+
+#[test]
 fn requests_on_one_connection_do_not_wait_for_each_other() {
     let tls = start(&[]);
     let mut connection = tls.connect();

@@ -3,6 +3,7 @@
 
 mod frames;
 mod in_flight;
+mod request_body;
 mod stream;
 
 use std::convert::Infallible;
@@ -24,6 +25,7 @@ use crate::http::error::ErrorKind;
 use crate::http::{AppState, Handled, RequestContext, Response};
 use crate::shutdown::Phase;
 use in_flight::{InFlight, TrackedBody};
+pub(crate) use request_body::RequestBody;
 use stream::Stream;
 
 /// The most requests in flight on a connection.
@@ -53,7 +55,7 @@ pub async fn serve<T, F>(
     stream: T,
     state: Arc<AppState>,
     connection: Arc<ConnectionState>,
-    handler: fn(Arc<AppState>, Request<Incoming>, RequestContext) -> F,
+    handler: fn(Arc<AppState>, Request<RequestBody>, RequestContext) -> F,
 ) where
     T: AsyncRead + AsyncWrite + Unpin,
     F: Future<Output = Handled> + Send + 'static,
@@ -67,6 +69,7 @@ pub async fn serve<T, F>(
             let is_too_large =
                 request.headers().len() > HEADERS_MAX || header_bytes(&request) > HEADER_BYTES_MAX;
             let is_head = request.method() == Method::HEAD;
+            let request = request.map(RequestBody::new);
             let handle = move |state, request, context| async move {
                 if is_too_large {
                     let result = Err(ErrorKind::HeadersTooLarge.into());
