@@ -208,6 +208,12 @@ impl Check {
             accept_loss(&location)?;
         }
         let mut store = match Store::open(&location, Mode::Read) {
+            Err(OpenError::Missing(path)) if path.exists() => {
+                bail!(
+                    "{} is empty; restore a backup, or use another one",
+                    path.display()
+                )
+            }
             Err(OpenError::Missing(path)) if is_file => {
                 bail!("there is no file {}", path.display())
             }

@@ -54,6 +54,76 @@ fn two_servers_cannot_share_a_store_but_commands_work_while_one_runs() {
 }
 
 #[test]
+fn no_command_makes_a_new_store_of_an_empty_file() {
+    let directory = directory();
+    let place = directory.path();
+    let mut server = Server::start_in(place, &[]);
+    server.add_ok(r#"{"id":1,"name":"x"}"#);
+    run_ok(place, &["backup", "good.backup"]);
+    assert!(server.terminate().success());
+    fs::write(place.join("a.ndjson"), r#"{"id":2,"name":"y"}"#).expect("a file");
+    let lock = fs::read(place.join("plantstore.db-lock")).expect("a lock file");
+    let backup = fs::read(place.join("good.backup")).expect("a backup");
+    let commands: [&[&str]; 15] = [
+        &["serve", "--listen", "127.0.0.1:0"],
+        &["check"],
+        &["check", "--accept-loss"],
+        &["check", "plantstore.db"],
+        &["list"],
+        &["get", "1"],
+        &["stats"],
+        &["export"],
+        &["import", "a.ndjson"],
+        &["import", "--dry-run", "a.ndjson"],
+        &["token", "list"],
+        &["token", "create", "a"],
+        &["backup", "--force", "good.backup"],
+        &["copy", "--to", "sqlite:other.db"],
+        &["migrate"],
+    ];
+    for content in ["", "\n"] {
+        fs::write(place.join("plantstore.db"), content).expect("a file");
+        for command in commands {
+            let output = run(place, command);
+            assert_eq!(output.status.code(), Some(1), "{command:?}: {output:?}");
+            let said = String::from_utf8_lossy(&output.stderr);
+            let is_told = said.contains("is empty, but") || said.contains("is not a");
+            assert!(is_told, "{command:?}: {said}");
+            let read = |name| fs::read(place.join(name)).expect("a file");
+            assert_eq!(read("plantstore.db"), content.as_bytes(), "{command:?}");
+            assert_eq!(read("good.backup"), backup, "{command:?}");
+            if content.is_empty() {
+                assert_eq!(read("plantstore.db-lock"), lock, "{command:?}");
+            }
+            assert!(!place.join("plantstore.db-wal").exists(), "{command:?}");
+        }
+        run_ok(place, &["restore", "--force", "good.backup"]);
+        assert!(run_ok(place, &["list"]).contains('x'));
+    }
+}
+
+#[test]
+fn an_empty_backup_is_damaged_and_is_not_changed() {
+    let directory = directory();
+    let place = directory.path();
+    for content in ["", "\n"] {
+        fs::write(place.join("plants.backup"), content).expect("a file");
+        for command in [&["check", "plants.backup"], &["restore", "plants.backup"]] {
+            let output = run(place, command);
+            assert_eq!(output.status.code(), Some(1), "{command:?}: {output:?}");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("plants.backup is"), "{command:?}: {said}");
+            let names = fs::read_dir(place).expect("a directory").count();
+            assert_eq!(names, 1, "{command:?}");
+        }
+        assert_eq!(
+            fs::read_to_string(place.join("plants.backup")).expect("a file"),
+            content
+        );
+    }
+}
+
+#[test]
 fn a_command_does_not_use_another_shared_memory_file_than_the_server() {
     let mut server = Server::start();
     server.add_ok(r#"{"id":1,"name":"x"}"#);

@@ -15,8 +15,8 @@ use rusqlite::ffi::{SQLITE_FULL, SQLITE_IOERR_WRITE};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::fs::{
-    AtomicFile, Replace, change_owner, failed_to, if_exists, in_use, is_same_file, owner_of,
-    resolve_links, sync_directory_of, with_suffix,
+    AtomicFile, Replace, change_owner, failed_to, if_exists, in_use, is_empty, is_same_file,
+    owner_of, resolve_links, sync_directory_of, with_suffix,
 };
 use crate::sqlite_format::{Content, JOURNAL_MODE_OFFSET, JOURNAL_MODE_ROLLBACK, JOURNAL_MODE_WAL};
 use crate::store::error::{OpenError, StoreError};
@@ -175,10 +175,10 @@ impl Restoration {
         if real.is_dir() {
             return reject(store, "is not a regular file");
         }
-        let lock = Lock::take(&real)?;
         if Content::of(&from).map_err(failed_to("read", backup))? != Content::Backup {
             return Err(open::not_a_backup(backup));
         }
+        let lock = Lock::take(&real)?;
         let file = AtomicFile::create(&real, replace, None)?;
         let size = from.metadata().map_err(failed_to("read", backup))?.len();
         let mut copied = 0;
@@ -215,7 +215,7 @@ impl Restoration {
         let kept = with_suffix(&self.store, &format!("-before-{now}"));
         let moved = move_sidecars_aside(&self.store, &kept)?;
         // The restored store may have an older state than the one that was served here.
-        self.lock.forget_batch();
+        self.lock.forget_batch(&self.store)?;
         if self.store.exists() {
             self.file.persist_and_keep(&kept)?;
             return Ok(Some(kept));
@@ -230,7 +230,7 @@ impl Restoration {
 /// A sound store is first checkpointed completely, so that it is complete without its WAL. A damaged one cannot be: it is
 /// kept together with its WAL.
 fn move_sidecars_aside(store: &Path, kept: &Path) -> Result<bool, OpenError> {
-    if store.exists() {
+    if !is_empty(store) {
         let checkpointed = open::switch_to_rollback_journal(store);
         if let Err(held @ OpenError::InUse(_)) = checkpointed {
             return Err(held);

@@ -224,9 +224,10 @@ impl Lock {
     }
 
     /// Accepts whatever database is at this path from now on as complete.
-    pub(super) fn forget_batch(&mut self) {
+    pub(super) fn forget_batch(&mut self, store: &Path) -> Result<(), OpenError> {
         self.last = None;
-        self.write();
+        let written = self.try_to_write();
+        Ok(written.map_err(failed_to("write to", &with_suffix(store, "-lock")))?)
     }
 
     /// Creates the lock file again if it was deleted or replaced: its content must outlive this process.
@@ -245,8 +246,14 @@ impl Lock {
         }
     }
 
-    /// Not synced: a batch number that a power failure undoes is not checked for.
     fn write(&self) {
+        if let Err(error) = self.try_to_write() {
+            tracing::warn!(%error, "cannot write to the lock file");
+        }
+    }
+
+    /// Not synced: a batch number that a power failure undoes is not checked for.
+    fn try_to_write(&self) -> io::Result<()> {
         let mut text = format!("{:<20}\n", std::process::id());
         if let Some(LastBatch { identity, batch }) = self.last {
             let identity = u128::from_be_bytes(identity);
@@ -256,11 +263,8 @@ impl Lock {
         if let Some((device, inode)) = self.shared_memory {
             let _ = writeln!(text, "shm {device} {inode}");
         }
-        let written = self.file.write_all_at(text.as_bytes(), 0);
-        let written = written.and_then(|()| self.file.set_len(text.len() as u64));
-        if let Err(error) = written {
-            tracing::warn!(%error, "cannot write to the lock file");
-        }
+        self.file.write_all_at(text.as_bytes(), 0)?;
+        self.file.set_len(text.len() as u64)
     }
 }
 

@@ -80,16 +80,13 @@ impl Sqlite {
             Mode::Read => open::to_read(path).map(Self::new),
             Mode::ReadBackup => open::backup(path).map(Self::new),
             Mode::Write | Mode::ServeTokens { .. } => open::shared(path).map(Self::new),
-            Mode::Create => {
-                open::create(path)?;
-                open::shared(path).map(Self::new)
-            }
+            Mode::Create => open::create_shared(path).map(Self::new),
             Mode::FillBackup => backup::open_to_fill(path).map(Self::new),
             Mode::Serve { .. } => Self::open_exclusive(path),
             // The server that is running runs checkpoints only while it adds, so this connection runs its own.
             Mode::Import => match Self::open_exclusive(path) {
                 Err(OpenError::Locked { .. }) => {
-                    Self::with_checkpoints(open::shared(path)?, None, path)
+                    Self::with_checkpoints(open::create_shared(path)?, None, path)
                 }
                 opened => opened,
             },

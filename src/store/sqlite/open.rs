@@ -72,7 +72,15 @@ pub(super) fn exclusive(path: &Path) -> Result<(Connection, Lock), OpenError> {
 
 /// Opens a store that other processes may have open too. Upgrades the schema only if no server is running.
 pub(super) fn shared(path: &Path) -> Result<Connection, OpenError> {
-    let store = &existing(path)?;
+    connect_shared(&existing(path)?)
+}
+
+/// The same, but creates the store if necessary.
+pub(super) fn create_shared(path: &Path) -> Result<Connection, OpenError> {
+    connect_shared(&create(path)?)
+}
+
+fn connect_shared(store: &Path) -> Result<Connection, OpenError> {
     let mut connection = connect(store)?;
     if version(&connection, store)? < VERSION {
         // Closed before the lock is released, as `Lock` says.
@@ -96,7 +104,8 @@ pub(super) fn to_read(path: &Path) -> Result<Connection, OpenError> {
 
 /// Opens a backup, and nothing else, to read it.
 pub(super) fn backup(path: &Path) -> Result<Connection, OpenError> {
-    let store = &existing(path).map_err(|_| no_file(path))?;
+    let problem = if path.exists() { not_a_backup } else { no_file };
+    let store = &existing(path).map_err(|_| problem(path))?;
     check_wal(store, Damage::Accepted)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(store, flags).map_err(unusable(store))?;
@@ -157,16 +166,36 @@ pub(in crate::store) fn accept_loss(path: &Path) -> Result<(), OpenError> {
     let mut connection = connect_unchecked(store)?;
     upgrade(&mut connection, store)?;
     lock::set_clean(&connection, true).map_err(unusable(store))?;
-    lock.forget_batch();
+    lock.forget_batch(store)?;
     run_checkpoint_on_close(&connection, true).map_err(unusable(store))
 }
 
-/// The path of the file itself: SQLite keeps its WAL next to that.
+/// The path of the file itself: SQLite keeps its WAL next to that. An empty file is no store: SQLite would make a new database of it.
 fn existing(path: &Path) -> Result<PathBuf, OpenError> {
-    if !path.exists() {
+    let store = resolve_links(path).map_err(failed_to("find", path))?;
+    if is_empty(&store) {
+        check_no_orphan(&store)?;
+        check_not_served(&store)?;
         return Err(OpenError::Missing(path.to_owned()));
     }
-    Ok(path.canonicalize().map_err(failed_to("find", path))?)
+    Ok(store)
+}
+
+/// Checks that the lock file of a database that is missing or empty does not say that it was served.
+fn check_not_served(store: &Path) -> Result<(), OpenError> {
+    let Some(_) = LastBatch::read(store) else {
+        return Ok(());
+    };
+    let name = store.display();
+    let state = if store.exists() {
+        "is empty"
+    } else {
+        "is missing"
+    };
+    Err(OpenError::other(format!(
+        "the database {name} {state}, but {name}-lock says that it was served here; move it back or restore a backup; to start \
+         with an empty store, delete {name}-lock"
+    )))
 }
 
 /// Creates an empty database file with mode 0600 if there is none. SQLite gives its other files the same mode. Returns the path of
@@ -182,12 +211,7 @@ pub(super) fn create(path: &Path) -> Result<PathBuf, OpenError> {
                 database.display()
             )));
         }
-        if LastBatch::read(&store).is_some() {
-            return Err(OpenError::other(format!(
-                "there is no database at {name}, but {name}-lock says that one was served here; \
-                 move it back or restore a backup; to start with an empty store, delete {name}-lock"
-            )));
-        }
+        check_not_served(&store)?;
     }
     create_empty(&store, &store).map_err(failed_to("create", path))?;
     Ok(store)
@@ -259,6 +283,10 @@ fn try_to_connect(store: &Path) -> Result<Connection, OpenError> {
 
 /// Connects without checking the WAL first, and without a checkpoint at the end.
 fn connect_unchecked(store: &Path) -> Result<Connection, OpenError> {
+    // SQLite would make a new database of a file with one byte.
+    if fs::metadata(store).is_ok_and(|found| found.len() == 1) {
+        return Err(OpenError::NotOurs(store.to_owned()));
+    }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(store, flags).map_err(unusable(store))?;
     run_checkpoint_on_close(&connection, false)
