@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::cli::terminal::{Unit, count, print_message, progress_bar};
+use crate::cli::terminal::{Unit, count, print_message, progress_bar, writable_stdout};
 use crate::config::StoreSettings;
 use crate::formats::{Format, spreadsheet_safe};
 use crate::fs::{AtomicFile, Replace};
@@ -56,7 +56,8 @@ impl Export {
             |path: &Path| fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
         let mut atomic = None;
         let out: Box<dyn Write + '_> = if is_stdout {
-            Box::new(io::stdout())
+            let stdout = writable_stdout().context("cannot write to standard output")?;
+            Box::new(stdout)
         } else if is_special(&self.file) {
             // A device or a named pipe cannot be replaced by a complete file.
             let opened = File::options().write(true).open(&self.file);

@@ -138,6 +138,11 @@ impl Import {
             }
             _ => "correct the input and run the command again".to_owned(),
         };
+        let advice = if self.dry_run {
+            "correct the input and run the command without --dry-run"
+        } else {
+            &advice
+        };
         bail!("{} {verb}; {advice}", count(rejected, "plant"))
     }
 

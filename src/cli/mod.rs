@@ -14,12 +14,14 @@ mod terminal;
 mod token;
 
 use std::collections::HashMap;
+use std::env;
 use std::error::Error;
 use std::ffi::OsString;
-use std::num::ParseIntError;
+use std::fs::{self, File};
+use std::io::Read;
+use std::num::{IntErrorKind, ParseIntError};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -33,6 +35,8 @@ use crate::version::VERSION;
 
 /// Help is not wider than this on any terminal, and 80 columns wide elsewhere.
 const HELP_COLUMNS_MAX: usize = 100;
+
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// The value of each setting, by its name.
 type Settings = HashMap<String, String>;
@@ -246,8 +250,15 @@ fn setting_names() -> Vec<String> {
 }
 
 fn read_config(path: &Path) -> Result<Settings, String> {
-    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
-    parse_config(&text)
+    let mut text = String::new();
+    let read =
+        File::open(path).and_then(|file| file.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text));
+    match read.map_err(|error| error.to_string())? {
+        len if len as u64 > CONFIG_BYTES_MAX => {
+            Err(format!("it is larger than {CONFIG_BYTES_MAX} bytes"))
+        }
+        _ => parse_config(&text),
+    }
 }
 
 /// The settings of a configuration file. Their values are parsed as those of flags are.
@@ -256,7 +267,13 @@ pub(crate) fn parse_config(text: &str) -> Result<Settings, String> {
         let line = error.span().map_or(String::new(), |span| {
             format!(" (line {})", text[..span.start].matches('\n').count() + 1)
         });
-        format!("{}{line}; text needs quotes", error.message())
+        let is_unquoted = error.message().starts_with("invalid");
+        let advice = if is_unquoted {
+            "; text needs quotes"
+        } else {
+            ""
+        };
+        format!("{}{line}{advice}", error.message())
     })?;
     let known = setting_names();
     let setting = |(key, value): (String, toml::Value)| match value {
@@ -309,7 +326,9 @@ fn explained(mut error: clap::Error) -> clap::Error {
     if env::var_os(&variable).is_some() && !env::args_os().any(is_flag) {
         argument = format!("{argument} (from {variable})");
     }
-    if error.source().is_some_and(<dyn Error>::is::<ParseIntError>) {
+    let cause = error.source().and_then(<dyn Error>::downcast_ref);
+    let is_number = |cause: &ParseIntError| *cause.kind() != IntErrorKind::InvalidDigit;
+    if cause.is_some_and(|cause| !is_number(cause)) {
         let value = value.unwrap_or_default();
         return usage_error(&format!(
             "invalid value '{value}' for '{argument}': expected a whole number"

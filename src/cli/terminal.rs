@@ -33,24 +33,26 @@ pub(super) fn print_message(text: Arguments) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Syncs what it writes if standard output is a file. Fails also if standard output is closed, which `print` does not
-/// notice.
-pub(super) fn print_durably(text: &str) -> io::Result<()> {
-    let stdout = io::stdout();
-    let file = File::from(stdout.as_fd().try_clone_to_owned()?);
-    let found = file.metadata()?;
+/// Standard output as a file. Fails if it is closed or cannot be written to, which `print` does not notice.
+pub(super) fn writable_stdout() -> io::Result<File> {
+    let file = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     // The runtime of Rust opens /dev/null in place of a closed standard output, for reading and writing. A shell opens it
     // for writing alone.
     let access = fcntl_getfl(&file)? & OFlags::ACCMODE;
-    let null = fs::metadata("/dev/null");
-    if access == OFlags::RDWR && null.is_ok_and(|null| null.rdev() == found.rdev()) {
+    let (found, null) = (file.metadata()?, fs::metadata("/dev/null"));
+    let is_null = null.is_ok_and(|null| null.rdev() == found.rdev());
+    if access == OFlags::RDONLY || (access == OFlags::RDWR && is_null) {
         return Err(io::Error::other("it is closed"));
     }
-    let mut stdout = stdout.lock();
+    Ok(file)
+}
+
+/// Syncs what it writes if standard output is a file.
+pub(super) fn print_durably(text: &str) -> io::Result<()> {
+    let mut stdout = writable_stdout()?;
     stdout.write_all(text.as_bytes())?;
-    stdout.flush()?;
-    if found.is_file() {
-        file.sync_all()?;
+    if stdout.metadata()?.is_file() {
+        stdout.sync_all()?;
     }
     Ok(())
 }

@@ -37,8 +37,9 @@ pub(super) struct Create {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     expires_in: Option<Duration>,
 
-    /// Maximum requests per second on each node [default: unlimited]
-    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Maximum requests per second on each node [default: the server's --rate-limit]
+    // With another id than the setting of the server, which would become its value.
+    #[arg(id = "own_rate_limit", long = "rate-limit", value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate_limit: Option<u32>,
 
     #[command(flatten)]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures_util::FutureExt;
 use hyper::body::{Body, Bytes};
-use hyper::header::{CONNECTION, HeaderValue, STRICT_TRANSPORT_SECURITY};
+use hyper::header::{CONNECTION, HeaderValue, STRICT_TRANSPORT_SECURITY, VARY};
 use hyper::{Request, Version};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -183,6 +183,11 @@ where
     }
     if let Some(allowance) = context.allowance {
         rate_limit::describe(allowance, response.headers_mut());
+    }
+    if !state.limits.cors_origins.is_empty() {
+        // Also for requests without an allowed origin: a cache must not use their responses for others.
+        let headers = response.headers_mut();
+        headers.insert(VARY, HeaderValue::from_static("origin"));
     }
     if let Some(origin) = origin {
         cors::allow(origin, &mut response);

@@ -3,7 +3,7 @@
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD,
-    HeaderValue, ORIGIN, VARY,
+    HeaderValue, ORIGIN,
 };
 use hyper::{HeaderMap, Method, Request, StatusCode};
 
@@ -48,7 +48,6 @@ pub(super) fn allowed_origin(headers: &HeaderMap, origins: &[HeaderValue]) -> Op
 pub(super) fn allow(origin: HeaderValue, response: &mut Response) {
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    headers.insert(VARY, HeaderValue::from_static("origin"));
     let exposed = "ratelimit, ratelimit-policy, retry-after, x-request-id";
     headers.insert(
         ACCESS_CONTROL_EXPOSE_HEADERS,

@@ -8,7 +8,7 @@ use std::process::Output;
 
 use rusqlite::Connection;
 
-use crate::harness::{Server, directory, plantstore, run, run_ok, wait_for_exit};
+use crate::harness::{Server, directory, output, plantstore, run, run_ok, wait_for_exit};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -69,6 +69,24 @@ fn a_flag_overrides_the_environment_which_overrides_the_file() {
     assert_eq!(listed(&[], &[]), "default");
 }
 
+/// Its flag has the name of the setting.
+#[test]
+fn the_rate_limit_of_the_server_is_not_that_of_a_new_token() {
+    let directory = directory();
+    let mut command = plantstore(directory.path());
+    command
+        .args(["token", "create", "a"])
+        .env("PLANTSTORE_RATE_LIMIT", "9");
+    assert!(output(&mut command).status.success());
+    run_ok(
+        directory.path(),
+        &["token", "create", "b", "--rate-limit", "8"],
+    );
+    let listed = run_ok(directory.path(), &["token", "list", "--json"]);
+    assert!(!listed.contains(r#""rate_limit":9"#), "{listed}");
+    assert!(listed.contains(r#""rate_limit":8"#), "{listed}");
+}
+
 #[test]
 fn serve_takes_its_settings_from_a_file() {
     let directory = directory();
@@ -126,6 +144,9 @@ fn an_invalid_config_file_is_a_usage_error_that_names_the_file() {
         assert!(names_file || is_contradiction, "{content}: {error}");
         assert_eq!(error.lines().count(), 1, "{content}: {error}");
     }
+    let output = run(directory.path(), &["serve", "--config", "/dev/zero"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("larger than"), "{output:?}");
     let output = run(directory.path(), &["serve", "--config", "missing.toml"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("missing.toml: No such file"));
@@ -216,6 +237,23 @@ fn the_exit_code_is_that_of_the_work_even_if_nobody_reads_the_output() {
         exits(1, &["check", "--store", &store]);
         exits(1, &["backup", "c.backup", "--store", &store]);
         assert!(!place.join("c.backup").exists());
+    }
+    // As `export >&-` and `export 1</dev/null`, which the standard library takes for success.
+    for stdout in ["/dev/null", "a.ndjson"] {
+        let is_null = stdout == "/dev/null";
+        let file = File::options()
+            .read(true)
+            .write(is_null)
+            .open(place.join(stdout));
+        let file = file.expect("a file");
+        for arguments in [&["export"][..], &["token", "create", "c"]] {
+            let mut command = plantstore(place);
+            command
+                .args(arguments)
+                .args(["--store", "sqlite:a.backup.db"]);
+            let ended = command.stdout(file.try_clone().expect("a copy")).status();
+            assert_eq!(ended.expect("it runs").code(), Some(1), "{arguments:?}");
+        }
     }
 }
 
@@ -444,6 +482,7 @@ fn an_error_repeats_values_that_are_not_secret() {
             "invalid value 'plants.db' for '--store <URL>'",
         ),
         (&["get", "abc"], "expected a whole number"),
+        (&["get", "9223372036854775808"], "number too large"),
         (
             &["serve", "http://127.0.0.1:80/a:b"],
             "'http://127.0.0.1:80/a:b'",

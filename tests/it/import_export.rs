@@ -475,7 +475,9 @@ fn a_dry_run_reports_the_same_and_stores_nothing() {
         assert_eq!(text(&output.stdout), summary);
         assert_eq!(output.status.code(), Some(1));
     }
-    let reported = stderr_of(&real).replace("plants rejected", "plants would be rejected");
+    let reported = stderr_of(&real)
+        .replace("plants rejected", "plants would be rejected")
+        .replace("the command again", "the command without --dry-run");
     assert_eq!(stderr_of(&dry), reported);
     assert_eq!(stderr_of(&dry_online), reported);
 }

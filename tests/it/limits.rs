@@ -258,6 +258,7 @@ fn a_web_page_of_an_allowed_origin_may_add_plants() {
         let rejected = client.request("OPTIONS /plants", &preflight(other));
         assert_eq!(rejected.error(), 40500, "{other}");
         assert_eq!(rejected.header("access-control-allow-origin"), None);
+        assert_eq!(rejected.header("vary"), Some("origin"));
     }
 }
 

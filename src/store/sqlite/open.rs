@@ -12,7 +12,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use crate::fs::{
-    create_empty, database_of_sidecar, failed_to, is_empty, open_existing, orphan_of,
+    create_empty, database_of_sidecar, failed_to, if_exists, is_empty, open_existing, orphan_of,
     resolve_links, sync_directory_of, with_suffix,
 };
 use crate::sqlite_format::{APPLICATION_ID, Content};
@@ -172,11 +172,13 @@ pub(in crate::store) fn accept_loss(path: &Path) -> Result<(), OpenError> {
 
 /// The path of the file itself: SQLite keeps its WAL next to that. An empty file is no store: SQLite would make a new database of it.
 fn existing(path: &Path) -> Result<PathBuf, OpenError> {
-    let store = resolve_links(path).map_err(failed_to("find", path))?;
+    let store = if_exists(resolve_links(path)).map_err(failed_to("find", path))?;
+    let missing = || OpenError::Missing(path.to_owned());
+    let store = store.ok_or_else(missing)?;
     if is_empty(&store) {
         check_no_orphan(&store)?;
         check_not_served(&store)?;
-        return Err(OpenError::Missing(path.to_owned()));
+        return Err(missing());
     }
     Ok(store)
 }
