@@ -14,7 +14,7 @@
 //!
 //! The modules are private. The binary calls [`run`]; the other items are public for the benchmarks and the tests.
 
-// They panic if nobody reads.
+// These macros panic if the output cannot be written.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod auth;

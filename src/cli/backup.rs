@@ -258,7 +258,7 @@ fn verify(store: &mut Store) -> anyhow::Result<(Checked, u64)> {
         Finding::Problem(problem) => {
             problems += 1;
             if problems <= PROBLEMS_SHOWN_MAX {
-                // The error of the command has their number, also if nobody reads them.
+                // The error of the command has their number, also if they cannot be printed.
                 let _ = print(&format!("{problem}\n"));
             }
         }

@@ -327,8 +327,8 @@ fn explained(mut error: clap::Error) -> clap::Error {
         argument = format!("{argument} (from {variable})");
     }
     let cause = error.source().and_then(<dyn Error>::downcast_ref);
-    let is_number = |cause: &ParseIntError| *cause.kind() != IntErrorKind::InvalidDigit;
-    if cause.is_some_and(|cause| !is_number(cause)) {
+    let is_text = |cause: &ParseIntError| *cause.kind() == IntErrorKind::InvalidDigit;
+    if cause.is_some_and(is_text) {
         let value = value.unwrap_or_default();
         return usage_error(&format!(
             "invalid value '{value}' for '{argument}': expected a whole number"

@@ -62,7 +62,7 @@ struct Row {
 
 impl Row {
     /// True if it is a rate of something that did not happen, such as most outcomes of adds.
-    fn is_of_no_event(&self) -> bool {
+    fn never_happened(&self) -> bool {
         let none = Unit::PerSecond.text(0.0);
         self.cells
             .iter()
@@ -104,7 +104,7 @@ impl Status<'_> {
             self.uptime()
         );
         let mut rows = self.rows();
-        rows.retain(|row| row.line == "added" || !row.is_of_no_event());
+        rows.retain(|row| row.line == "added" || !row.never_happened());
         let name = |row: &Row| format!("{}, {}", row.chart, row.line);
         let name_width = rows
             .iter()

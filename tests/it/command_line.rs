@@ -202,7 +202,7 @@ fn exit_code_unread(directory: &Path, arguments: &[&str], stderr: &str) -> Optio
 }
 
 #[test]
-fn the_exit_code_is_that_of_the_work_even_if_nobody_reads_the_output() {
+fn the_exit_code_is_that_of_the_work_even_if_messages_cannot_be_written() {
     let directory = directory();
     let place = directory.path();
     let lines = "{\"id\":1,\"name\":\"x\"}\nwrong\n";

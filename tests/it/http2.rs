@@ -12,17 +12,22 @@ use crate::harness::http2::{
 };
 use crate::harness::wait_until;
 
+/// The headers of a request without a token.
+fn request(method: &str, path: &str) -> Vec<u8> {
+    headers(&[
+        (":method", method),
+        (":scheme", "https"),
+        (":path", path),
+        (":authority", "localhost"),
+    ])
+}
+
 #[test]
 fn a_plant_is_added_and_errors_have_their_bodies() {
     let tls = start(&[]);
     tls.works();
     let mut connection = tls.connect();
-    let get = headers(&[
-        (":method", "GET"),
-        (":scheme", "https"),
-        (":path", "/nowhere"),
-        (":authority", "localhost"),
-    ]);
+    let get = request("GET", "/nowhere");
     connection.send(HEADERS, END_HEADERS | END_STREAM, 1, &get);
     let (status, body) = connection.response(1);
     let body: Value = serde_json::from_str(&body).expect("JSON");
@@ -39,12 +44,7 @@ fn a_response_to_head_has_no_body() {
         .zip([200, 200, 404, 405, 307])
         .zip((1..).step_by(2))
     {
-        let head = headers(&[
-            (":method", "HEAD"),
-            (":scheme", "https"),
-            (":path", path),
-            (":authority", "localhost"),
-        ]);
+        let head = request("HEAD", path);
         connection.send(HEADERS, END_HEADERS | END_STREAM, stream, &head);
         assert_eq!(
             connection.response(stream),
@@ -58,12 +58,7 @@ fn a_response_to_head_has_no_body() {
 fn a_stream_is_not_reset_while_its_client_sends_a_body_after_the_response() {
     let tls = start(&[]);
     let mut connection = tls.connect();
-    let post = headers(&[
-        (":method", "POST"),
-        (":scheme", "https"),
-        (":path", "/plants"),
-        (":authority", "localhost"),
-    ]);
+    let post = request("POST", "/plants");
     connection.send(HEADERS, END_HEADERS, 1, &post);
     assert_eq!(connection.response(1).0, 401);
     connection.send(PING, 0, 0, &[0; 8]);

@@ -185,9 +185,9 @@ fn existing(path: &Path) -> Result<PathBuf, OpenError> {
 
 /// Checks that the lock file of a database that is missing or empty does not say that it was served.
 fn check_not_served(store: &Path) -> Result<(), OpenError> {
-    let Some(_) = LastBatch::read(store) else {
+    if LastBatch::read(store).is_none() {
         return Ok(());
-    };
+    }
     let name = store.display();
     let state = if store.exists() {
         "is empty"
