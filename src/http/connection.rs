@@ -27,6 +27,7 @@ const HSTS: HeaderValue = HeaderValue::from_static("max-age=31536000");
 pub struct ConnectionState {
     pub(crate) peer: Peer,
     progress: Mutex<Progress>,
+    is_encrypted: AtomicBool,
     /// True once a request had a valid token.
     is_authenticated: AtomicBool,
     /// The number of open connections that have authenticated.
@@ -61,6 +62,7 @@ impl ConnectionState {
                 since: now,
                 request_started: now,
             }),
+            is_encrypted: AtomicBool::new(false),
             is_authenticated: AtomicBool::new(false),
             authenticated,
         })
@@ -87,6 +89,11 @@ impl ConnectionState {
 
     pub(crate) fn activity(&self) -> Activity {
         self.progress.lock().activity
+    }
+
+    /// Notes that the client uses TLS.
+    pub(crate) fn set_encrypted(&self) {
+        self.is_encrypted.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn set_authenticated(&self) {
@@ -177,7 +184,7 @@ where
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(CONNECTION, close);
     }
-    if state.limits.is_tls {
+    if connection.is_encrypted.load(Ordering::Relaxed) {
         let headers = response.headers_mut();
         headers.insert(STRICT_TRANSPORT_SECURITY, HSTS);
     }

@@ -85,8 +85,6 @@ pub struct Limits {
     pub auth_failures: AuthFailures,
     /// The origins of scripts that may send requests.
     pub cors_origins: Vec<HeaderValue>,
-    /// True if all connections use TLS.
-    pub is_tls: bool,
 }
 
 /// Long timeouts, for tests and benchmarks.
@@ -103,7 +101,6 @@ impl Default for Limits {
             trusted_proxies: Vec::new(),
             auth_failures: AuthFailures::default(),
             cors_origins: Vec::new(),
-            is_tls: false,
         }
     }
 }

@@ -79,7 +79,6 @@ impl Connections {
             trusted_proxies: settings.trusted_proxy.clone(),
             auth_failures: AuthFailures::new(settings.auth_failure_limit),
             cors_origins: settings.cors_origin.clone(),
-            is_tls: tls.is_some(),
         });
         let runtimes = Runtimes::start(|| AppState {
             writer: writer.for_this_runtime(),
@@ -257,6 +256,9 @@ async fn serve_accepted(
     state: Arc<AppState>,
     connection: Arc<ConnectionState>,
 ) {
+    if !matches!(accepted, Accepted::Plaintext(_)) {
+        connection.set_encrypted();
+    }
     match accepted {
         Accepted::Http1(stream) => {
             Box::pin(http1::serve(stream, state, connection, http::handle)).await;

@@ -305,6 +305,8 @@ fn a_request_without_tls_is_40000_and_tells_what_to_do() {
     let response = client.add(&server.token(), BODY);
     assert_eq!(response.error(), 40000);
     assert!(response.message().contains("https://"), "{response:?}");
+    // RFC 6797 does not allow it without TLS.
+    assert_eq!(response.header("strict-transport-security"), None);
     assert!(client.is_closed());
     assert!(server.plants().is_empty());
 }

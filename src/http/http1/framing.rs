@@ -81,7 +81,7 @@ impl Framing {
             (Position::RequestLine, []) => {}
             // Hyper would close the connection without a response.
             (Position::RequestLine, [b'P', b'R', b'I', b' ', ..]) => {
-                return Err(malformed("Without TLS, use HTTP/1.1."));
+                return Err(malformed("HTTP/2 needs TLS with ALPN; use HTTP/1.1."));
             }
             (Position::RequestLine, _) => self.position = Position::Header,
             (_, []) => {

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use hyper::header::{CONNECTION, HeaderValue};
+use hyper::header::{CONNECTION, DATE, HeaderValue};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimePrinter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
@@ -204,6 +206,9 @@ fn rejection(error: &ApiError, peer: &Peer, metrics: &HttpMetrics) -> Vec<u8> {
     let mut headers = error.headers();
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     headers.insert(REQUEST_ID, log_rejection(error, peer.text(), metrics));
+    let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&Timestamp::now());
+    let date = date.ok().and_then(|date| HeaderValue::try_from(date).ok());
+    headers.extend(date.map(|date| (DATE, date)));
     let mut bytes = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", body.len()).into_bytes();
     for (name, value) in &headers {
         for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {

@@ -231,6 +231,8 @@ impl Response {
         assert_eq!(body.as_object().map(serde_json::Map::len), Some(2));
         assert_eq!(u64::from(self.status), number / 100);
         assert!(self.header("x-request-id").is_some(), "{self:?}");
+        let date = self.header("date").unwrap_or_default();
+        assert!(date.len() == 29 && date.ends_with(" GMT"), "{self:?}");
         number
     }
 
