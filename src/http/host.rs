@@ -2,6 +2,7 @@
 
 use hyper::header::{HOST, HeaderValue};
 use hyper::{Request, Version};
+use memchr::memchr;
 
 use crate::http::error::{ApiError, ErrorKind};
 
@@ -41,13 +42,23 @@ fn is_host(host: &[u8]) -> bool {
         let mut byte = b'!';
         while byte <= b'~' {
             is_allowed[byte as usize] = byte.is_ascii_alphanumeric()
-                || matches!(
-                    byte,
-                    b'!' | b'$'..=b'.' | b':' | b';' | b'=' | b'[' | b']' | b'_' | b'~'
-                );
+                || matches!(byte, b'!' | b'$'..=b'.' | b':' | b';' | b'=' | b'_' | b'~');
             byte += 1;
         }
         is_allowed
     };
-    !host.is_empty() && host.iter().all(|byte| IS_ALLOWED[usize::from(*byte)])
+    let (name, port) = match host {
+        // An IPv6 address.
+        [b'[', rest @ ..] => match memchr(b']', rest) {
+            Some(end) => (&rest[..end], &rest[end + 1..]),
+            None => return false,
+        },
+        _ => host.split_at(memchr(b':', host).unwrap_or(host.len())),
+    };
+    let is_port = match port {
+        [] => true,
+        [b':', digits @ ..] => digits.iter().all(u8::is_ascii_digit),
+        _ => false,
+    };
+    !name.is_empty() && is_port && name.iter().all(|byte| IS_ALLOWED[usize::from(*byte)])
 }
