@@ -138,6 +138,7 @@ impl Import {
             }
             _ => "correct the input and run the command again".to_owned(),
         };
+        // Also with --rejects, because the other rows are not stored either.
         let advice = if self.dry_run {
             "correct the input and run the command without --dry-run"
         } else {

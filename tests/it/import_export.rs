@@ -480,6 +480,12 @@ fn a_dry_run_reports_the_same_and_stores_nothing() {
         .replace("the command again", "the command without --dry-run");
     assert_eq!(stderr_of(&dry), reported);
     assert_eq!(stderr_of(&dry_online), reported);
+    let arguments = ["--dry-run", "--rejects", "rejected.csv"];
+    let with_rejects = import(directory.path(), "a.csv", FAULTY, &arguments);
+    assert!(
+        stderr_of(&with_rejects).contains("the input and run the command without --dry-run"),
+        "{with_rejects:?}"
+    );
 }
 
 #[test]
