@@ -73,9 +73,15 @@ fn an_idle_connection_is_closed_for_a_new_one_and_a_busy_one_is_not() {
     ]);
     let token = server.token();
     let mut busy = server.connect();
-    let request = add_request(&token, BODY);
-    let (most, rest) = request.split_at(request.len() - 5);
     assert_eq!(busy.add(&token, BODY).status, 200);
+    busy.send(format!(
+        "POST /plants HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-type: application/json\r\n\
+         expect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        BODY.len()
+    ));
+    // The server waits for the body. Before it has read the headers, the connection is idle and may be closed.
+    assert_eq!(busy.response().status, 100);
+    let (most, rest) = BODY.split_at(5);
     busy.send(most);
     for _ in 0..10 {
         let mut idle = server.connect();
