@@ -268,7 +268,7 @@ instructions:
 
 # Builds what is published, from the last commit, into $(TARGET)/dist: a tarball and a Debian package whose binary runs with glibc 2.28 or later, the
 # list of components (SBOM, CycloneDX) and SHA-256 sums. Then checks it: install, run, purge, `cargo install`, and whether another
-# build is identical. Needs root or sudo. About 20 minutes.
+# build is identical. Needs root or sudo. 20 to 30 minutes.
 release: deny $(TOOLS)/bin/cargo-deb $(TOOLS)/bin/cargo-cyclonedx $(TOOLS)/bin/cargo-about
 	@scripts/install-missing binutils python3 python3-venv dpkg-dev lintian systemd man-db groff-base mandoc zsh fish strace curl nodejs npm nghttp2-client wrk openssl golang-go
 	CARGO="$(CARGO)" scripts/release
