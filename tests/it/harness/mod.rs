@@ -26,8 +26,8 @@ use tempfile::TempDir;
 pub use client::{Client, Response, add_request};
 use transport::{Bridge, Transport, bridge, certificate, transport};
 
-/// The timeout of every wait, far longer than anything takes.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// The timeout of every wait, far longer than anything takes: a backup has a low priority and takes minutes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The panic message of a wait that timed out.
 pub const HANG: &str = "timed out";
