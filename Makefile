@@ -226,7 +226,7 @@ bench: bench-build
 bench-tls: bench-build
 	bench/tls
 
-# Only the binary of `make release`, and an open status page. About 3 minutes.
+# Only the binary of `make release`, and an open status page. About 5 minutes, after a release build.
 bench-variants: bench-build
 	CARGO="$(CARGO)" scripts/release binary
 	bench/variants

@@ -14,7 +14,7 @@ MIB = 2**20
 INTRODUCTION = """# Performance
 
 Reproduce these numbers with `make bench` (comparison with other servers, about 25 minutes; TLS and HTTP/2, about 3 minutes; the released binary
-and an open status page, about 3 minutes), `make bench-growth` (about 10 minutes) and `make bench-tokens` (about 5 minutes). They rewrite this page.
+and an open status page, about 5 minutes), `make bench-growth` (about 10 minutes) and `make bench-tokens` (about 5 minutes). They rewrite this page.
 `make bench-tls` and `make bench-variants` run only one part. Absolute numbers depend on the machine; compare the ratios of one run. A target with the result FAIL is not
 met by this version; it stays in the table as the aim of a later one.
 """
